@@ -1,0 +1,63 @@
+"""All Celery configuration, in one place. `celery -A producer.celery_app flower` finds `app` here, built when it is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery
+
+from producer.settings import Settings
+
+#: One Redis list per priority; on Redis, 0 is served first.
+PRIORITIES = list(range(10))
+
+
+def make_app(settings: Settings) -> Celery:
+    """Build the Celery application that producers, workers and Flower share."""
+    names = settings.names
+    app = Celery("celery-llama", broker=settings.redis_url, backend=settings.redis_url, set_as_current=False)
+    app.conf.update(
+        accept_content=["json"],
+        task_serializer="json",
+        result_serializer="json",
+        event_serializer="json",
+        task_default_queue=settings.namespace,
+        task_create_missing_queues=True,
+        task_acks_late=True,
+        task_track_started=True,
+        task_send_sent_event=True,
+        result_expires=settings.result_ttl_seconds,
+        result_extended=False,
+        result_backend_thread_safe=True,
+        redis_socket_timeout=settings.redis_timeout_seconds,
+        redis_socket_keepalive=True,
+        broker_connection_retry_on_startup=True,
+        # One message a slot: what a worker holds, it runs.
+        worker_prefetch_multiplier=1,
+        worker_send_task_events=True,
+        # A redelivered job that still runs here is adopted (worker/pool.py), so nothing needs to be thrown away.
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        broker_transport_options={
+            "visibility_timeout": settings.lease_seconds,
+            "unacked_key": names.unacked,
+            "unacked_index_key": names.unacked_index,
+            "unacked_mutex_key": names.unacked_mutex,
+            # A worker killed during a sweep must not block the others' sweeps for kombu's default of five minutes.
+            "unacked_mutex_expire": max(10, settings.sweep_seconds * 3),
+            "unacked_restore_interval": settings.sweep_seconds,
+            "unacked_restore_throttle": 1,
+            "priority_steps": PRIORITIES,
+            "queue_order_strategy": "priority",
+            "socket_timeout": settings.redis_timeout_seconds,
+            "socket_keepalive": True,
+        },
+    )
+    return app
+
+
+def __getattr__(name: str) -> Any:
+    """Build `app` from the environment when Celery's command line asks this module for it."""
+    if name == "app":
+        globals()["app"] = app = make_app(Settings())
+        return app
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,188 @@
+"""What a job may ask for: strict pydantic models, the wire format of the task's `job` argument. No I/O, any thread.
+
+Names are OpenAI's; what OpenAI lacks has llama-server's name and default. An unknown field is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
+
+from producer.errors import InvalidJob
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_GRAMMAR_CHARACTERS = 65_536
+MAX_CHOICES = 64
+MAX_TOP_LOGPROBS = 20
+#: llama.cpp reads 0xFFFFFFFF as "choose at random", so a seed that is to be reproduced stays below it.
+MAX_SEED = 0xFFFF_FFFE
+
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+TokenId = Annotated[int, Field(ge=0)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class TextPart(_Strict):
+    """One text part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Strict):
+    """One chat message."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart]
+    name: str | None = Field(default=None, max_length=64)
+
+    @property
+    def text(self) -> str:
+        """The content as one string."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class JsonSchema(_Strict):
+    """A named JSON schema, as OpenAI's `response_format.json_schema`."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    name: str = Field(default="response", min_length=1, max_length=64)
+    description: str | None = None
+    schema_: dict[str, JsonValue] = Field(alias="schema")
+    #: Accepted because OpenAI's clients send it; output is always held to the schema.
+    strict: bool | None = None
+
+
+class ResponseFormat(_Strict):
+    """What form the text must have."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_where_it_belongs(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema is required with type 'json_schema', and only there")
+        return self
+
+
+def _one_or_many(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+class QueueOptions(_Strict):
+    """What every job may say about its place in the queue."""
+
+    #: 0 is served first, 9 last.
+    priority: int = Field(default=5, ge=0, le=9)
+    #: Seconds of running after which the job ends with what it has.
+    timeout: float | None = Field(default=None, gt=0)
+    #: Seconds from submission until which the job must have begun.
+    expires: float | None = Field(default=None, gt=0)
+    #: Same key and body: the same job. Released when the job fails.
+    idempotency_key: str | None = Field(default=None, min_length=1, max_length=256)
+    #: Anything of the caller's; returned by `status`, never interpreted.
+    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = Field(
+        default_factory=dict, max_length=16
+    )
+
+
+class GenerateJob(QueueOptions):
+    """Text generation: a prompt or a chat, how to sample, what form the output must have."""
+
+    # input
+    prompt: str | Annotated[list[TokenId], Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict, max_length=32)
+
+    # length
+    max_tokens: int | None = Field(default=None, ge=1)
+    stop: Annotated[list[StopString], BeforeValidator(_one_or_many), Field(max_length=MAX_STOP_STRINGS)] = Field(
+        default_factory=list
+    )
+    ignore_eos: bool = False
+
+    # sampling
+    temperature: float = Field(default=0.8, ge=0.0, le=100.0)
+    top_p: Probability = 0.95
+    top_k: int = Field(default=40, ge=0)
+    min_p: Probability = 0.05
+    typical_p: Probability = 1.0
+    seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
+    repeat_penalty: float = Field(default=1.0, gt=0.0, le=10.0)
+    repeat_last_n: int = Field(default=64, ge=0, le=65_536)
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    dry_multiplier: float = Field(default=0.0, ge=0.0)
+    dry_base: float = Field(default=1.75, ge=1.0)
+    dry_allowed_length: int = Field(default=2, ge=0)
+    dry_penalty_last_n: int = Field(default=-1, ge=-1)
+    dry_sequence_breakers: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] = Field(
+        default_factory=lambda: ["\n", ":", '"', "*"]
+    )
+    xtc_probability: Probability = 0.0
+    xtc_threshold: Probability = 0.1
+    mirostat: Literal[0, 1, 2] = 0
+    mirostat_tau: float = Field(default=5.0, ge=0.0)
+    mirostat_eta: float = Field(default=0.1, gt=0.0)
+    #: Token id, as a decimal string as in OpenAI's API, to the value that is added to its logit.
+    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] = Field(
+        default_factory=dict, max_length=1024
+    )
+
+    # output
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
+    logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0, le=MAX_TOP_LOGPROBS)
+    response_format: ResponseFormat = Field(default_factory=ResponseFormat)
+    #: GBNF, llama.cpp's grammar language.
+    grammar: str | None = Field(default=None, min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)
+
+    # model
+    #: "require": the job runs so that its output does not depend on its neighbours, alone if it must.
+    reproducible: Literal["require"] | None = None
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        if self.prompt == "":
+            raise ValueError("the prompt is empty")
+        if self.messages is None and self.chat_template_kwargs:
+            raise ValueError("chat_template_kwargs goes with messages")
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        if self.grammar is not None and self.response_format.type != "text":
+            raise ValueError("give either grammar or response_format")
+        return self
+
+    def body(self) -> dict[str, Any]:
+        """The job as it goes over the wire: only what was set, in JSON types."""
+        return self.model_dump(mode="json", exclude_unset=True, by_alias=True)
+
+
+def parse_generate_job(body: object) -> GenerateJob:
+    """Validate a job body; raises InvalidJob with one line that names the fields but does not repeat their contents."""
+    try:
+        return GenerateJob.model_validate(body)
+    except ValidationError as error:
+        raise InvalidJob(describe_validation_error(error)) from error
+    except RecursionError as error:
+        raise InvalidJob("the job is nested too deeply") from error
+
+
+def describe_validation_error(error: ValidationError) -> str:
+    """One line for a person: where and what, never the offending value (it may be a prompt)."""
+    problems = []
+    for item in error.errors(include_url=False, include_input=False, include_context=False)[:5]:
+        where = ".".join(str(part) for part in item["loc"][:4])
+        problems.append(f"{where}: {item['msg']}" if where else item["msg"].removeprefix("Value error, "))
+    return "; ".join(problems)

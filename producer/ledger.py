@@ -1,0 +1,237 @@
+"""The ledger: what is true about a job. One hash and one stream per job; the broker message is only a hint.
+
+Owns the Lua scripts and what goes in and out of them. An `Operation` is data; `execute` and `execute_async` run it, so the
+synchronous and the asynchronous client and the worker share every line of the protocol. Any thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, Generic, Literal, TypeVar, cast
+
+import redis
+import redis.asyncio
+from redis.exceptions import NoScriptError
+
+from producer.names import Names
+from producer.results import Result
+
+T = TypeVar("T")
+Argument = str | bytes | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A Lua script and the digest under which Redis keeps it."""
+
+    source: str
+    sha: str
+
+    @classmethod
+    @cache
+    def load(cls, name: str) -> Script:
+        """Read `producer/lua/<name>.lua`."""
+        source = resources.files("producer").joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
+        return cls(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class Operation(Generic[T]):
+    """One call of a script: what goes in, and how to read what comes out."""
+
+    script: Script
+    keys: Sequence[str]
+    arguments: Sequence[Argument]
+    parse: Callable[[Any], T]
+
+
+def execute(connection: redis.Redis, operation: Operation[T]) -> T:
+    """Run an operation; raises redis.RedisError."""
+    script, values = operation.script, [*operation.keys, *operation.arguments]
+    try:
+        reply = connection.evalsha(script.sha, len(operation.keys), *values)  # type: ignore[arg-type]
+    except NoScriptError:
+        reply = connection.eval(script.source, len(operation.keys), *values)  # type: ignore[arg-type]
+    return operation.parse(reply)
+
+
+async def execute_async(connection: redis.asyncio.Redis, operation: Operation[T]) -> T:
+    """Run an operation; raises redis.RedisError."""
+    script, values = operation.script, [*operation.keys, *operation.arguments]
+    try:
+        reply = await cast(
+            Awaitable[Any],
+            connection.evalsha(script.sha, len(operation.keys), *values),  # type: ignore[arg-type]
+        )
+    except NoScriptError:
+        reply = await cast(
+            Awaitable[Any],
+            connection.eval(script.source, len(operation.keys), *values),  # type: ignore[arg-type]
+        )
+    return operation.parse(reply)
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What became of a submitted job; `job_id` is the earlier job's where the idempotency key was known."""
+
+    outcome: Literal["created", "existing", "conflict"]
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What became of an attempt to take up a job."""
+
+    outcome: Literal["claimed", "ended", "busy"]
+    attempt: int
+    #: Attempts that a stopping worker handed back: they do not count against the job.
+    released: int
+    cancel_requested: bool
+    created_unix_seconds: float
+    body: bytes
+    #: The job's end, where it had ended.
+    result: Result | None
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """Events of one attempt, ready to be written: (seq, encoded event) in order."""
+
+    job_id: str
+    attempt: int
+    events: Sequence[tuple[int, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What became of a request to run a failed job again."""
+
+    outcome: Literal["queued", "not_failed", "unknown"]
+    body: bytes
+    priority: int
+
+
+EmitAnswer = Literal["ok", "cancel", "fenced"]
+FinishAnswer = Literal["finished", "repeated", "fenced"]
+CloseAnswer = Literal["closed", "requested", "ended", "begun", "unknown"]
+ReleaseAnswer = Literal["released", "fenced"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Builds the ledger's operations for one namespace; performs no I/O."""
+
+    names: Names
+    result_ttl_seconds: int
+    events_ttl_seconds: int
+
+    def submit(
+        self, job_id: str, body: dict[str, Any], *, priority: int, expires_seconds: float | None, idempotency_key: str | None
+    ) -> Operation[Submission]:
+        """Enter a job, once."""
+        text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+        keys = [
+            self.names.job(job_id),
+            self.names.open,
+            self.names.expiring,
+            self.names.idempotency(idempotency_key) if idempotency_key else "",
+        ]
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        expires = "" if expires_seconds is None else expires_seconds
+        return Operation(
+            Script.load("submit"),
+            keys,
+            [job_id, text, digest, expires, priority],
+            lambda reply: Submission(reply[0].decode(), reply[1].decode()),
+        )
+
+    def claim(self, job_id: str, owner: str, body: bytes | str, priority: int) -> Operation[Claim]:
+        """Take up a job; a job that the ledger does not know is entered with this body and priority."""
+        return Operation(
+            Script.load("claim"),
+            [self.names.job(job_id), self.names.open, self.names.expiring],
+            [job_id, owner, self.names.lease_prefix, body, priority],
+            _parse_claim,
+        )
+
+    def emit(self, emissions: Sequence[Emission]) -> Operation[list[EmitAnswer]]:
+        """Write and publish the events of many jobs in one call; answers in the emissions' order."""
+        keys: list[str] = []
+        arguments: list[Argument] = []
+        for emission in emissions:
+            keys += (self.names.job(emission.job_id), self.names.events(emission.job_id))
+            arguments += (emission.attempt, len(emission.events))
+            for numbered in emission.events:
+                arguments += numbered
+        return Operation(Script.load("emit"), keys, arguments, lambda reply: [answer.decode() for answer in reply])
+
+    def finish(self, job_id: str, attempt: int, seq: int, event: str, result: Result) -> Operation[FinishAnswer]:
+        """End a job: terminal event, result and status together."""
+        names = self.names
+        return Operation(
+            Script.load("finish"),
+            [names.job(job_id), names.events(job_id), names.open, names.failed],
+            [
+                job_id,
+                attempt,
+                result.status,
+                seq,
+                event,
+                result.model_dump_json(exclude_none=True),
+                self.result_ttl_seconds,
+                self.events_ttl_seconds,
+            ],
+            lambda reply: reply.decode(),
+        )
+
+    def release(self, job_id: str, attempt: int) -> Operation[ReleaseAnswer]:
+        """Hand a job back unfinished."""
+        return Operation(
+            Script.load("release"), [self.names.job(job_id), self.names.open], [job_id, attempt], lambda reply: reply.decode()
+        )
+
+    def cancel(self, job_id: str) -> Operation[CloseAnswer]:
+        """End a job that nobody is running, or leave word for the worker that is."""
+        return self._close(job_id, "cancel")
+
+    def expire(self, job_id: str) -> Operation[CloseAnswer]:
+        """End a job that has not begun in time."""
+        return self._close(job_id, "expire")
+
+    def _close(self, job_id: str, why: str) -> Operation[CloseAnswer]:
+        names = self.names
+        return Operation(
+            Script.load("close"),
+            [names.job(job_id), names.events(job_id), names.open, names.expiring, names.failed],
+            [job_id, why, names.lease_prefix, self.result_ttl_seconds, self.events_ttl_seconds],
+            lambda reply: reply.decode(),
+        )
+
+    def retry(self, job_id: str) -> Operation[Replay]:
+        """Put a failed job back into the queue; the caller publishes it again."""
+        names = self.names
+        return Operation(
+            Script.load("retry"),
+            [names.job(job_id), names.events(job_id), names.open, names.failed],
+            [job_id],
+            lambda reply: Replay(reply[0].decode(), reply[1], int(reply[2] or 0)),
+        )
+
+
+def _parse_claim(reply: Sequence[Any]) -> Claim:
+    outcome, attempt, released, cancel, created, body, _status, result = reply
+    return Claim(
+        outcome=outcome.decode(),
+        attempt=attempt,
+        released=released,
+        cancel_requested=bool(cancel),
+        created_unix_seconds=float(created),
+        body=body,
+        result=Result.model_validate_json(result) if result else None,
+    )

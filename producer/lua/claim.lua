@@ -1,0 +1,26 @@
+-- Take up a job: whoever holds the highest attempt number owns the job, and the stream refuses everybody else.
+-- KEYS: job, open, expiring
+-- ARGV: job id, owner, prefix of lease keys, body as it came with the message, priority as it came with the message
+-- Returns {outcome, attempt, attempts that were handed back, cancel requested, created, body, status, result}
+-- 'claimed'; 'ended' (somebody finished it); 'busy' (a live worker has it). Times are Unix seconds of the server.
+local time = redis.call('TIME')
+local now = time[1] + time[2] / 1e6
+local job = redis.call('HMGET', KEYS[1], 'status', 'owner', 'released', 'cancel', 'created', 'body', 'result')
+local status = job[1]
+if not status then -- sent by a plain send_task: the message is all there is, so it becomes the entry
+  status = 'queued'
+  job[5], job[6] = tostring(now), ARGV[4]
+  redis.call('HSET', KEYS[1], 'status', status, 'attempt', 0, 'body', ARGV[4], 'created', now, 'priority', ARGV[5])
+end
+if status ~= 'queued' and status ~= 'running' then
+  return {'ended', 0, 0, 0, job[5], '', status, job[7] or ''}
+end
+if status == 'running' and job[2] ~= ARGV[2] and redis.call('EXISTS', ARGV[3] .. job[2]) == 1 then
+  return {'busy', 0, 0, 0, job[5], '', status, ''}
+end
+local attempt = redis.call('HINCRBY', KEYS[1], 'attempt', 1)
+redis.call('HSET', KEYS[1], 'status', 'running', 'owner', ARGV[2])
+redis.call('HSETNX', KEYS[1], 'started', now)
+redis.call('ZADD', KEYS[2], now, ARGV[1])
+redis.call('ZREM', KEYS[3], ARGV[1])
+return {'claimed', attempt, tonumber(job[3] or '0'), job[4] and 1 or 0, job[5], job[6], status, ''}

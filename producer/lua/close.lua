@@ -1,0 +1,73 @@
+-- End a job that nobody is running, or ask the worker that runs it to cancel it.
+-- KEYS: job, events, open, expiring, failed
+-- ARGV: job id, 'cancel' or 'expire', prefix of lease keys, result TTL, events TTL (seconds)
+-- Returns 'closed' (ended here and now), 'requested' (a live worker will end it), 'ended' (it had ended before),
+-- 'begun' (too late to expire), 'unknown'.
+local job = redis.call('HMGET', KEYS[1], 'status', 'owner', 'attempt', 'released', 'idempotency')
+local status = job[1]
+if not status then return 'unknown' end
+if status ~= 'queued' and status ~= 'running' then
+  redis.call('ZREM', KEYS[4], ARGV[1])
+  return 'ended'
+end
+local expire = ARGV[2] == 'expire'
+if expire then
+  redis.call('ZREM', KEYS[4], ARGV[1])
+  if status ~= 'queued' or tonumber(job[3]) > 0 then return 'begun' end
+else
+  redis.call('HSET', KEYS[1], 'cancel', 1)
+  if status == 'running' and redis.call('EXISTS', ARGV[3] .. job[2]) == 1 then return 'requested' end
+end
+
+-- What earlier attempts have delivered is the partial result.
+local seq, tokens, prompt_tokens, cached_tokens = 0, 0, 0, 0
+local texts, highest = {}, 0
+for _, entry in ipairs(redis.call('XRANGE', KEYS[2], '-', '+')) do
+  local event = cjson.decode(entry[2][2])
+  seq = event.seq
+  if event.type == 'token' then
+    texts[event.choice] = (texts[event.choice] or '') .. event.text
+    highest = math.max(highest, event.choice)
+    tokens = tokens + #event.tokens
+  elseif event.type == 'started' then
+    prompt_tokens, cached_tokens = event.prompt_tokens, event.cached_tokens
+  end
+end
+local ending = expire and 'failed' or 'cancelled'
+local usage = {prompt_tokens = prompt_tokens, completion_tokens = tokens, cached_tokens = cached_tokens}
+-- The next attempt's number fences off a worker that lost its lease and still writes.
+local attempt = redis.call('HINCRBY', KEYS[1], 'attempt', 1)
+local event = {v = 1, attempt = attempt, seq = seq + 1}
+local result = {id = ARGV[1], status = ending, usage = usage, attempts = attempt - 1}
+if expire then
+  event.type = 'failed'
+  event.error = {code = 'expired', message = 'the job did not begin before it expired'}
+  result.error = event.error
+else
+  local reasons, choices = {}, {}
+  for index = 0, highest do
+    reasons[index + 1] = 'cancelled'
+    choices[index + 1] = {index = index, text = texts[index] or '', finish_reason = 'cancelled'}
+  end
+  event.type, event.status, event.finish_reason, event.usage = 'finished', ending, reasons, usage
+  result.choices = choices
+end
+event = cjson.encode(event)
+redis.call('XADD', KEYS[2], attempt .. '-' .. (seq + 1), 'e', event)
+redis.call('HSET', KEYS[1], 'status', ending, 'result', cjson.encode(result))
+redis.call('HDEL', KEYS[1], 'owner', 'cancel')
+redis.call('ZREM', KEYS[3], ARGV[1])
+redis.call('ZREM', KEYS[4], ARGV[1])
+if expire then
+  local now = tonumber(redis.call('TIME')[1])
+  redis.call('ZADD', KEYS[5], now, ARGV[1])
+  redis.call('EXPIRE', KEYS[5], ARGV[4])
+  if job[5] then redis.call('DEL', job[5]) end
+else
+  redis.call('HDEL', KEYS[1], 'body')
+  if job[5] then redis.call('EXPIRE', job[5], ARGV[4]) end
+end
+redis.call('EXPIRE', KEYS[1], ARGV[4])
+redis.call('EXPIRE', KEYS[2], ARGV[5])
+redis.call('PUBLISH', KEYS[2], event)
+return 'closed'

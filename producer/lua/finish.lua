@@ -1,0 +1,26 @@
+-- End a job: the terminal event, the result and the status in one step.
+-- KEYS: job, events, open, failed
+-- ARGV: job id, attempt, status, seq, terminal event, result, result TTL, events TTL (seconds)
+-- Returns 'finished', 'repeated' (this attempt finished it before), 'fenced' (not ours any more).
+local job = redis.call('HMGET', KEYS[1], 'status', 'attempt', 'idempotency')
+if job[2] ~= ARGV[2] then return 'fenced' end
+if job[1] ~= 'running' then return job[1] == ARGV[3] and 'repeated' or 'fenced' end
+
+redis.call('XADD', KEYS[2], ARGV[2] .. '-' .. ARGV[4], 'e', ARGV[5])
+redis.call('HSET', KEYS[1], 'status', ARGV[3], 'result', ARGV[6])
+redis.call('HDEL', KEYS[1], 'owner', 'cancel')
+redis.call('ZREM', KEYS[3], ARGV[1])
+if ARGV[3] == 'failed' then
+  local now = tonumber(redis.call('TIME')[1])
+  redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', now - ARGV[7])
+  redis.call('ZADD', KEYS[4], now, ARGV[1])
+  redis.call('EXPIRE', KEYS[4], ARGV[7])
+  if job[3] then redis.call('DEL', job[3]) end -- a job that failed may be submitted again under its key
+else
+  redis.call('HDEL', KEYS[1], 'body') -- kept only for a replay, and only a failed job is replayed
+  if job[3] then redis.call('EXPIRE', job[3], ARGV[7]) end
+end
+redis.call('EXPIRE', KEYS[1], ARGV[7])
+redis.call('EXPIRE', KEYS[2], ARGV[8])
+redis.call('PUBLISH', KEYS[2], ARGV[5])
+return 'finished'

@@ -1,0 +1,98 @@
+"""What a job ends with: the Celery result, and what the ledger keeps. No I/O, any thread."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+
+JobStatus = Literal["queued", "running", "completed", "incomplete", "cancelled", "failed"]
+EndStatus = Literal["completed", "incomplete", "cancelled", "failed"]
+FinishReason = Literal["stop", "length", "timeout", "cancelled"]
+
+#: The states in which a job stays.
+END_STATUSES: frozenset[str] = frozenset({"completed", "incomplete", "cancelled", "failed"})
+
+
+class _Lenient(BaseModel):
+    """Read side: a newer worker may say more than this version knows."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class TokenLogprob(_Lenient):
+    """A token, its log-probability before sampling, and the likeliest alternatives."""
+
+    id: int
+    token: str
+    #: The token's bytes, for characters that span tokens.
+    bytes: list[int]
+    logprob: float
+    top_logprobs: list[TokenLogprob] = Field(default_factory=list)
+
+
+class Choice(_Lenient):
+    """One of the `n` texts of a job."""
+
+    index: int = 0
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    logprobs: list[TokenLogprob] | None = None
+
+
+class Usage(_Lenient):
+    """How many tokens were read, written, and found in the cache."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Timings(_Lenient):
+    """Seconds as the worker saw them; `queued_s` compares two machines' clocks."""
+
+    queued_s: float | None = None
+    first_token_s: float | None = None
+    total_s: float | None = None
+    tokens_per_s: float | None = None
+
+
+class JobError(_Lenient):
+    """Why a job failed: a code for the program, a line for the person."""
+
+    code: str
+    message: str
+
+
+class Result(_Lenient):
+    """The end of a job."""
+
+    id: str
+    status: EndStatus
+    choices: list[Choice] = Field(default_factory=list)
+    usage: Usage = Field(default_factory=Usage)
+    timings: Timings = Field(default_factory=Timings)
+    model: str | None = None
+    seed: int | None = None
+    #: Whether the worker vouches that the output did not depend on the job's neighbours.
+    reproducible: bool | None = None
+    #: How many workers took the job up, this one included.
+    attempts: int = 0
+    error: JobError | None = None
+
+    _parsed: Any = PrivateAttr(default=None)
+
+    @property
+    def text(self) -> str:
+        """The first choice's text."""
+        return self.choices[0].text if self.choices else ""
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """The first choice's finish reason."""
+        return self.choices[0].finish_reason if self.choices else None
+
+    @property
+    def parsed(self) -> Any:
+        """The instance of `response_model`, if one was given and the job completed."""
+        return self._parsed

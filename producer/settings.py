@@ -1,0 +1,46 @@
+"""Settings of the producing side: environment variables `CELERY_LLAMA_<NAME>`, or keyword arguments. No I/O, any thread."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, PositiveInt, StringConstraints
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from producer.ledger import Ledger
+from producer.names import Names
+
+Namespace = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+class Settings(BaseSettings):
+    """What producers, readers, Flower and workers must agree on."""
+
+    model_config = SettingsConfigDict(env_prefix="CELERY_LLAMA_", frozen=True, extra="ignore")
+
+    #: Redis: `redis://`, `rediss://`, `unix://` or `sentinel://`.
+    redis_url: str = "redis://localhost:6379/0"
+    #: Begins every key and channel of ours; also the queue's name. One namespace is one pool of workers.
+    namespace: Namespace = "celery-llama"
+    #: Largest body of a job.
+    max_job_bytes: PositiveInt = 1_048_576
+    #: How long a result is kept.
+    result_ttl_seconds: PositiveInt = 86_400
+    #: How long a job's events are kept after its terminal event.
+    events_ttl_seconds: PositiveInt = 3_600
+    #: How long a worker may be silent before others take its jobs.
+    lease_seconds: int = Field(default=25, ge=3)
+    #: How often the workers look for lapsed leases.
+    sweep_seconds: PositiveInt = 3
+    #: How long a call to Redis may take before it is given up and tried again.
+    redis_timeout_seconds: float = Field(default=10.0, gt=0)
+
+    @property
+    def names(self) -> Names:
+        """The key space."""
+        return Names(self.namespace)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger's operations."""
+        return Ledger(self.names, self.result_ttl_seconds, self.events_ttl_seconds)

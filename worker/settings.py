@@ -1,0 +1,66 @@
+"""Settings of the worker: command-line options, environment variables `CELERY_LLAMA_<NAME>`, defaults. No I/O, any thread."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from producer.settings import Settings
+
+
+def default_cache_dir() -> Path:
+    """The user's cache folder, by the XDG base directory specification."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "celery-llama"
+
+
+class WorkerSettings(Settings):
+    """Everything a worker may be told."""
+
+    #: A GGUF file, `demo` for the small model of the `demo` extra, or `hf://owner/repo/file.gguf`.
+    model: str = "demo"
+    #: The name that results carry; the model file's own name if empty.
+    model_name: str = ""
+    #: The worker's name; must be unique, so by default it names machine and process.
+    worker_name: str = Field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
+    #: Where re-quantised and downloaded models are kept.
+    cache_dir: Path = Field(default_factory=default_cache_dir)
+
+    #: Sequences that are decoded together.
+    slots: int = Field(default=32, ge=1, le=256)
+    #: Cells of one slot: prompt and output of one job. The memory needed is slots times this.
+    ctx_per_slot: int = Field(default=1024, ge=64)
+    #: Prompts are cut at multiples of this; the longest wait that a long prompt causes its neighbours, and the grain of sharing.
+    chunk_tokens: int = Field(default=64, ge=8)
+    #: Most prompt tokens that a step reads, all jobs together.
+    prefill_tokens: int = Field(default=512, ge=8)
+    #: Layers on the GPU; -1 is all of them.
+    gpu_layers: int = -1
+    #: Compute threads; 0 is one for each core.
+    threads: int = Field(default=0, ge=0)
+    flash_attention: Literal["auto", "on", "off"] = "auto"
+    #: Type of the cells' keys and values.
+    cache_type: Literal["f16", "q8_0", "f32"] = "f16"
+
+    #: Attempts after which a job that keeps killing its worker is failed.
+    max_attempts: PositiveInt = 3
+    #: How long a stopping worker lets running jobs finish before it hands them back.
+    drain_seconds: float = Field(default=30.0, ge=0)
+    #: Without progress for this long, the worker gives up its lease and exits.
+    stall_seconds: PositiveFloat = 60.0
+    #: Longest time that any job may run; a job's own `timeout` may be shorter.
+    max_job_seconds: PositiveFloat = 3600.0
+    #: Tokens that may wait for Redis before the engine pauses.
+    outbox_tokens: PositiveInt = 100_000
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> Self:
+        if self.chunk_tokens > self.prefill_tokens:
+            raise ValueError("chunk_tokens must not exceed prefill_tokens: a step must be able to read a whole chunk")
+        if self.lease_seconds < 2 * self.sweep_seconds:
+            raise ValueError("lease_seconds must be at least twice sweep_seconds")
+        return self
