@@ -27,7 +27,7 @@ from worker.delivery import Delivery
 from worker.engine.sequence import Attempt, Sequence
 from worker.outcome import DROPPED, HANDED_BACK, Outcome
 from worker.publisher import Publisher
-from worker.runner import Add, End, Runner
+from worker.runner import Add, End, EndAll, Runner
 from worker.settings import WorkerSettings
 from worker.transcript import Transcript, TranscriptChoice
 
@@ -98,13 +98,15 @@ class Admission:
         """End the job, wherever it is."""
         self._executor.submit(self._guarded, self._cancel, job_id)
 
-    def close(self) -> None:
-        """Claim nothing more; what waits here is handed back."""
+    def hand_back(self) -> None:
+        """Claim nothing more; what waits here, and then what the engine has, goes back."""
         self._stopping.set()
+        # Behind the job that is being claimed just now, so that the engine has that one too.
+        self._executor.submit(self._runner.send, EndAll("handed_back"))
 
     def stop(self) -> None:
         """End the thread."""
-        self.close()
+        self._stopping.set()
         self._executor.shutdown(wait=True)
 
     # ---- admit thread

@@ -11,7 +11,7 @@ from worker.delivery import Delivery
 from worker.keeper import Keeper
 from worker.outcome import Outcome
 from worker.publisher import Publisher
-from worker.runner import EndAll, Runner
+from worker.runner import Runner
 from worker.tasks import Outcomes
 
 _STOP_SECONDS = 5.0
@@ -63,8 +63,7 @@ class Backstage:
 
     def hand_back(self) -> None:
         """End every attempt so that others may take the jobs at once."""
-        self._admission.close()
-        self._runner.send(EndAll("handed_back"))
+        self._admission.hand_back()
 
     def finish_with(self, outcome: Outcome) -> contextlib.AbstractContextManager[None]:
         """Context in which the task's function finds this outcome."""
