@@ -9,7 +9,7 @@ the rows of one sequence in a call; a *call* is one `llama_decode`; a *step* is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -101,7 +101,7 @@ class CallResult:
     sampled: dict[int, Sampled] = field(default_factory=dict)
     #: Sequences whose sampler raised; their neighbours are not concerned.
     faults: dict[int, str] = field(default_factory=dict)
-    #: The call failed, or was not tried because an earlier call lost the cells.
+    #: The call failed as a whole.
     error: CallError | None = None
 
 
@@ -124,8 +124,11 @@ class Engine(Protocol):
     def limits(self) -> Limits:
         """What it can hold."""
 
-    def execute(self, plan: Plan) -> list[CallResult]:
-        """Carry out a plan; one result a call, in the calls' order. Raises nothing that a job could cause."""
+    def execute(self, plan: Plan) -> Iterator[CallResult]:
+        """Carry out a plan, yielding a call's result as soon as it is there, in the calls' order.
+
+        Stops early after a call that lost the cells. Raises nothing that a job could cause.
+        """
 
     def close(self) -> None:
         """Free the context."""
