@@ -1,4 +1,4 @@
-"""Settings of the producing side: environment variables `CELERY_LLAMA_<NAME>`, or keyword arguments. No I/O, any thread."""
+"""Settings of the producing side: variables `CELERY_LLAMA_<NAME>`, or keyword arguments. No I/O, any thread."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from producer.ledger import Ledger
 from producer.names import Names
 
 Namespace = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+RedisUrl = Annotated[str, StringConstraints(pattern=r"^(rediss?|unix)://")]
 
 
 class Settings(BaseSettings):
@@ -18,8 +19,8 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="CELERY_LLAMA_", frozen=True, extra="ignore")
 
-    #: Redis: `redis://`, `rediss://`, `unix://` or `sentinel://`.
-    redis_url: str = "redis://localhost:6379/0"
+    #: Redis: `redis://`, `rediss://` (TLS) or `unix://`.
+    redis_url: RedisUrl = "redis://localhost:6379/0"
     #: Begins every key and channel of ours; also the queue's name. One namespace is one pool of workers.
     namespace: Namespace = "celery-llama"
     #: Largest body of a job.
@@ -44,3 +45,10 @@ class Settings(BaseSettings):
     def ledger(self) -> Ledger:
         """The ledger's operations."""
         return Ledger(self.names, self.result_ttl_seconds, self.events_ttl_seconds)
+
+
+def resolve_settings(url: str | None, settings: Settings | None) -> Settings:
+    """Settings from what a client was given, the environment for the rest."""
+    if url is None:
+        return settings or Settings()
+    return Settings(redis_url=url) if settings is None else Settings(**{**settings.model_dump(), "redis_url": url})

@@ -20,41 +20,41 @@ def default_cache_dir() -> Path:
 class WorkerSettings(Settings):
     """Everything a worker may be told."""
 
-    #: A GGUF file, `demo` for the small model of the `demo` extra, or `hf://owner/repo/file.gguf`.
     model: str = "demo"
-    #: The name that results carry; the model file's own name if empty.
+    """A GGUF file, `demo` for the small model of the `demo` extra, or `hf://owner/repo/file.gguf`."""
     model_name: str = ""
-    #: The worker's name; must be unique, so by default it names machine and process.
+    """The name that results carry; the model file's own name if empty."""
     worker_name: str = Field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
-    #: Where re-quantised and downloaded models are kept.
+    """The worker's name; must be unique, so by default it names machine and process."""
     cache_dir: Path = Field(default_factory=default_cache_dir)
+    """Where re-quantised and downloaded models are kept."""
 
-    #: Sequences that are decoded together.
     slots: int = Field(default=32, ge=1, le=256)
-    #: Cells of one slot: prompt and output of one job. The memory needed is slots times this.
+    """Sequences that are decoded together."""
     ctx_per_slot: int = Field(default=1024, ge=64)
-    #: Prompts are cut at multiples of this; the longest wait that a long prompt causes its neighbours, and the grain of sharing.
+    """Cells of one slot: prompt and output of one job. The memory needed is slots times this."""
     chunk_tokens: int = Field(default=64, ge=8)
-    #: Most prompt tokens that a step reads, all jobs together.
+    """Prompts are cut at multiples of this; the longest wait that a long prompt causes its neighbours, and the grain of sharing."""
     prefill_tokens: int = Field(default=512, ge=8)
-    #: Layers on the GPU; -1 is all of them.
+    """Most prompt tokens that a step reads, all jobs together."""
     gpu_layers: int = -1
-    #: Compute threads; 0 is one for each core.
+    """Layers on the GPU; -1 is all of them."""
     threads: int = Field(default=0, ge=0)
+    """Compute threads; 0 is one for each core."""
     flash_attention: Literal["auto", "on", "off"] = "auto"
-    #: Type of the cells' keys and values.
     cache_type: Literal["f16", "q8_0", "f32"] = "f16"
+    """Type of the cells' keys and values."""
 
-    #: Attempts after which a job that keeps killing its worker is failed.
     max_attempts: PositiveInt = 3
-    #: How long a stopping worker lets running jobs finish before it hands them back.
+    """Attempts after which a job that keeps killing its worker is failed."""
     drain_seconds: float = Field(default=30.0, ge=0)
-    #: Without progress for this long, the worker gives up its lease and exits.
+    """How long a stopping worker lets running jobs finish before it hands them back."""
     stall_seconds: PositiveFloat = 60.0
-    #: Longest time that any job may run; a job's own `timeout` may be shorter.
+    """Without progress for this long, the worker gives up its lease and exits."""
     max_job_seconds: PositiveFloat = 3600.0
-    #: Tokens that may wait for Redis before the engine pauses.
+    """Longest time that any job may run; a job's own `timeout` may be shorter."""
     outbox_tokens: PositiveInt = 100_000
+    """Tokens that may wait for Redis before the engine pauses."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @model_validator(mode="after")

@@ -21,7 +21,7 @@ _UNFINISHED: dict[EndReason, FinishReason] = {"cancelled": "cancelled", "timeout
 
 
 @dataclass(slots=True)
-class _Choice:
+class TranscriptChoice:
     """What one choice has said so far, in this attempt and before."""
 
     text: list[str] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Transcript:
     seed: int | None = None
     reproducible: bool | None = None
     logprobs: bool = False
-    choices: list[_Choice] = field(default_factory=lambda: [_Choice()])
+    choices: list[TranscriptChoice] = field(default_factory=lambda: [TranscriptChoice()])
     #: Number of the last event; continues over attempts.
     seq: int = 0
     #: Whether an earlier attempt has said that the job has started: readers see a pause, not a restart.
