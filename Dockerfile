@@ -56,8 +56,9 @@ RUN apt-get update \
 COPY --from=build-cpu /opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH CELERY_LLAMA_CACHE_DIR=/cache
 USER 10001
+# The worker is process 1 of its container, which its name ends with.
 HEALTHCHECK --interval=30s --timeout=15s --start-period=120s \
-    CMD ["celery", "-A", "producer.celery_app", "inspect", "ping", "--timeout", "5"]
+    CMD ["sh", "-c", "celery -A producer.celery_app inspect ping --timeout 5 -d celery-llama@${CELERY_LLAMA_WORKER_NAME:-$HOSTNAME-1}"]
 ENTRYPOINT ["celery-llama-worker"]
 CMD ["start"]
 
@@ -71,7 +72,8 @@ RUN apt-get update \
 COPY --from=build-gpu /opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH CELERY_LLAMA_CACHE_DIR=/cache
 USER 10001
+# The worker is process 1 of its container, which its name ends with.
 HEALTHCHECK --interval=30s --timeout=15s --start-period=120s \
-    CMD ["celery", "-A", "producer.celery_app", "inspect", "ping", "--timeout", "5"]
+    CMD ["sh", "-c", "celery -A producer.celery_app inspect ping --timeout 5 -d celery-llama@${CELERY_LLAMA_WORKER_NAME:-$HOSTNAME-1}"]
 ENTRYPOINT ["celery-llama-worker"]
 CMD ["start"]
