@@ -155,7 +155,11 @@ class Admission:
         end = partial(self._publisher.close, job_id, claim.attempt)
         try:
             self._mark_started(delivery)
-            so_far = delivered(read_events(self._connection, self._ledger.names, job_id)) if claim.attempt > 1 else Delivered()
+            so_far = (
+                delivered(read_events(self._connection, self._ledger.names, job_id))
+                if claim.attempt > 1
+                else Delivered()
+            )
             _resume(transcript, so_far)
             if claim.cancel_requested:
                 end("cancelled")
@@ -171,7 +175,12 @@ class Admission:
             end("handed_back")
         except Exception as error:
             logger.exception("job %s could not be prepared", job_id)
-            end("failed", JobError(code="internal_error", message=f"the worker could not prepare the job: {type(error).__name__}"))
+            end(
+                "failed",
+                JobError(
+                    code="internal_error", message=f"the worker could not prepare the job: {type(error).__name__}"
+                ),
+            )
 
     def _prepare(self, delivery: Delivery, claim: Claim, transcript: Transcript, so_far: Delivered) -> Attempt:
         if len(claim.body) > self._settings.max_job_bytes:

@@ -59,6 +59,7 @@ def run_worker(settings: WorkerSettings) -> int:
         app = make_app(settings)
         outcomes = tasks.Outcomes()
         tasks.register(app, outcomes)
+        tasks.register_cancel_command()
         with _backstage(settings, model, engine, app, outcomes, report.reproducible) as backstage:
             return _serve(settings, app, backstage)
 
@@ -117,7 +118,7 @@ def _backstage(
         crash,
     )
     runner = Runner(engine, scheduler, publisher.put, lambda: publisher.full, crash)
-    preparer = JobPreparer(model, settings)
+    preparer = JobPreparer(model, settings.ctx_per_slot)
     admission = Admission(
         for_claims,
         settings,

@@ -143,7 +143,9 @@ class EnginePool(BasePool):  # type: ignore[misc]
             try:
                 with self.backstage.finish_with(outcome):
                     delivery.answer = delivery.tracer(*delivery.arguments)
-            except Exception:  # the backend is away, say: the message stays, the redelivery finds the result in the ledger
+            except (
+                Exception
+            ):  # the backend is away, say: the message stays, the redelivery finds the result in the ledger
                 logger.exception("job %s has ended, but Celery's result could not be stored", delivery.job_id)
                 delivery.outcome = Outcome("handed_back")
         self._concluded.put(delivery)

@@ -157,7 +157,9 @@ class Publisher:
                 if answer == "cancel":
                     self._end_job(emission.job_id, "cancelled")
                 elif answer == "fenced":
-                    logger.warning("job %s has another owner now; its attempt %d stops", emission.job_id, emission.attempt)
+                    logger.warning(
+                        "job %s has another owner now; its attempt %d stops", emission.job_id, emission.attempt
+                    )
                     self._end_job(emission.job_id, "dropped")
 
     def _end(self, ended: Ended, job: Open) -> None:

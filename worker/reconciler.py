@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import Any, cast
 
 import redis
 
@@ -30,7 +30,7 @@ class Reconciler:
         self,
         connection: redis.Redis,
         ledger: Ledger,
-        publish: Callable[[str, bytes, int], None],
+        publish: Callable[[str, Any, int], None],
         *,
         queue_keys: list[str],
         lease_seconds: int,
@@ -48,10 +48,10 @@ class Reconciler:
         names = self._ledger.names
         if not self._connection.set(names.reconciler, 1, nx=True, ex=self._lease_seconds):
             return
-        open_jobs, messages, due = execute(self._connection, self._ledger.survey(self._queue_keys, _PER_PASS))
-        for job_id in due:
+        survey = execute(self._connection, self._ledger.survey(self._queue_keys, _PER_PASS))
+        for job_id in survey.due:
             execute(self._connection, self._ledger.expire(job_id))
-        if open_jobs <= messages:
+        if survey.open_jobs <= survey.messages:
             self._suspects.clear()
             return
         missing = self._missing()
@@ -92,7 +92,7 @@ class Reconciler:
         if owner is not None and self._connection.exists(names.lease(owner.decode())):
             return
         logger.warning("job %s had lost its message; it is published again", job_id)
-        self._publish(job_id, body, int(priority or 0))
+        self._publish(job_id, json.loads(body), int(priority or 0))
         self._connection.zadd(names.open, {job_id: self._server_time()}, xx=True)
 
     def _server_time(self) -> float:

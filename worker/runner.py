@@ -107,7 +107,9 @@ class Runner:
                 self.progress_at = time.monotonic()
                 if not self._scheduler.idle and not self._outbox_full():
                     self._step()
-        except BaseException as error:  # a bug of ours: the process must not live on as a worker that takes jobs and runs none
+        except (
+            BaseException
+        ) as error:  # a bug of ours: the process must not live on as a worker that takes jobs and runs none
             logger.critical("the engine thread has failed", exc_info=True)
             self._crashed(error)
 

@@ -31,6 +31,8 @@ class WorkerSettings(Settings):
 
     slots: int = Field(default=32, ge=1, le=256)
     """Sequences that are decoded together."""
+    lookahead: int = Field(default=8, ge=0)
+    """Jobs beyond the slots that a worker claims and prepares, so that a slot that falls free is filled in the next step."""
     ctx_per_slot: int = Field(default=1024, ge=64)
     """Cells of one slot: prompt and output of one job. The memory needed is slots times this."""
     chunk_tokens: int = Field(default=64, ge=8)
@@ -45,6 +47,8 @@ class WorkerSettings(Settings):
     cache_type: Literal["f16", "q8_0", "f32"] = "f16"
     """Type of the cells' keys and values."""
 
+    connect_seconds: float = Field(default=30.0, ge=0)
+    """How long a starting worker waits for Redis."""
     max_attempts: PositiveInt = 3
     """Attempts after which a job that keeps killing its worker is failed."""
     drain_seconds: float = Field(default=30.0, ge=0)

@@ -9,9 +9,10 @@ from typing import Any
 
 from celery import Celery
 from celery.exceptions import Ignore
+from celery.worker.control import control_command
 
 from producer.errors import GenerationFailed
-from producer.names import GENERATE_TASK
+from producer.names import CANCEL_COMMAND, GENERATE_TASK
 from worker.outcome import DROPPED, Outcome
 
 
@@ -48,6 +49,15 @@ def register(app: Celery, outcomes: Outcomes) -> None:
         resultrepr_maxsize=1,
     )
     task.engine_task = True
+
+
+def register_cancel_command() -> None:
+    """Let workers obey the client's broadcast. Celery keeps control commands per process, not per application."""
+
+    @control_command(name=CANCEL_COMMAND, args=[("job_id", str)])  # type: ignore[untyped-decorator]
+    def cancel(state: Any, job_id: str) -> dict[str, str]:
+        state.consumer.pool.backstage.cancel(job_id)
+        return {"ok": f"job {job_id} will be cancelled"}
 
 
 def conclude(outcome: Outcome) -> dict[str, Any]:

@@ -41,7 +41,13 @@ class Scheduler:
     """Decides and accounts; computes nothing."""
 
     def __init__(
-        self, limits: Limits, vocabulary: Vocabulary, *, chunk_tokens: int, prefill_tokens: int, share_prefixes: bool = True
+        self,
+        limits: Limits,
+        vocabulary: Vocabulary,
+        *,
+        chunk_tokens: int,
+        prefill_tokens: int,
+        share_prefixes: bool = True,
     ) -> None:
         self.counters = Counters()
         self._limits = limits
@@ -94,7 +100,9 @@ class Scheduler:
         """Write the next step."""
         self._fill_slots(now)
         decoding = [item for item in self._memory.running.values() if item[1].remaining == 1]
-        reading = sorted((item for item in self._memory.running.values() if item[1].remaining > 1), key=lambda item: item[0].order)
+        reading = sorted(
+            (item for item in self._memory.running.values() if item[1].remaining > 1), key=lambda item: item[0].order
+        )
         calls = self._decode_calls(decoding) + self._prefill_calls(reading)
         operations = self._memory.take_operations()
         self._count(len(decoding), bool(calls))
@@ -112,7 +120,9 @@ class Scheduler:
             self._advance(sequence, piece)
             outputs += self._report(attempt, sequence, piece)
             if piece.slot in result.faults:
-                outputs += self.end(attempt.job_id, "failed", JobError(code="engine_error", message=result.faults[piece.slot]))
+                outputs += self.end(
+                    attempt.job_id, "failed", JobError(code="engine_error", message=result.faults[piece.slot])
+                )
             elif piece.slot in result.sampled:
                 self.counters.generated_tokens += 1
                 text = sequence.take(result.sampled[piece.slot], self._vocabulary, self._limits.cells_per_slot)
@@ -178,7 +188,11 @@ class Scheduler:
             attempt.started = True
             outputs.append(Began(attempt.job_id, attempt.number, sequence.cached))
         reading = sequence.remaining > 0 and sequence.choice == attempt.sequences[0].choice
-        if reading and len(sequence.tokens) > PROGRESS_TOKENS and piece.start // PROGRESS_TOKENS != sequence.read // PROGRESS_TOKENS:
+        if (
+            reading
+            and len(sequence.tokens) > PROGRESS_TOKENS
+            and piece.start // PROGRESS_TOKENS != sequence.read // PROGRESS_TOKENS
+        ):
             outputs.append(Read(attempt.job_id, attempt.number, sequence.read))
         return outputs
 
@@ -211,7 +225,9 @@ class Scheduler:
         counters.largest_batch = max(counters.largest_batch, decode_rows)
         counters.full_batches += decode_rows == self._limits.slots
         counters.active = len(self._memory.running)
-        counters.waiting = sum(len(attempt.unfinished) for attempt in self._attempts.values()) - len(self._memory.running)
+        counters.waiting = sum(len(attempt.unfinished) for attempt in self._attempts.values()) - len(
+            self._memory.running
+        )
         counters.copied_tokens = self._memory.copied_tokens
         counters.cells_used = sum(sequence.read for _, sequence in self._memory.running.values())
 
