@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import redis
+from pydantic_core import from_json
 
 from producer.errors import CeleryLlamaError, InvalidJob, JobTooLarge
 from producer.jobs import MAX_SEED, GenerateJob, encode_body, parse_generate_job
@@ -185,7 +186,7 @@ class Admission:
     def _prepare(self, delivery: Delivery, claim: Claim, transcript: Transcript, so_far: Delivered) -> Attempt:
         if len(claim.body) > self._settings.max_job_bytes:
             raise JobTooLarge(len(claim.body), self._settings.max_job_bytes)
-        job = parse_generate_job(claim.body)
+        job = parse_generate_job(from_json(claim.body))
         if job.n > self._settings.slots:
             raise InvalidJob(f"n is {job.n}, this worker has {self._settings.slots} slots")
         prepared = self._preparer.prepare(job)
