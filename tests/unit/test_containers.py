@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import flower.options  # type: ignore[import-untyped]  # noqa: F401  defines Flower's options in tornado
+import flower.options  # noqa: F401  defines Flower's options in tornado
 import jsonschema
 import pytest
 import tornado.options
