@@ -1,4 +1,4 @@
-"""Writes README.md's table of settings from the settings class: `python -m docs.settings_table`. A test compares them."""
+"""Writes README.md's table of settings from the settings class: `python -m docs.settings_table`. A test compares."""
 
 from __future__ import annotations
 

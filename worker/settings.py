@@ -36,11 +36,11 @@ class WorkerSettings(Settings):
     slots: int = Field(default=32, ge=1, le=256)
     """Sequences that are decoded together."""
     lookahead: int = Field(default=8, ge=0)
-    """Jobs beyond the slots that are claimed and prepared, so that a slot that falls free is filled in the next step."""
+    """Jobs beyond the slots that are claimed and prepared, so that a free slot is filled in the next step."""
     ctx_per_slot: int = Field(default=1024, ge=64)
     """Cells of one slot: prompt and output of one job. The memory needed is slots times this."""
     chunk_tokens: int = Field(default=64, ge=8)
-    """Prompts are cut at multiples of this: the longest wait that one causes its neighbours, and the grain of sharing."""
+    """Prompts are cut at multiples of this: the longest wait that one causes its neighbours, the grain of sharing."""
     prefill_tokens: int = Field(default=512, ge=8)
     """Most prompt tokens that a step reads, all jobs together."""
     gpu_layers: int = -1
