@@ -1,15 +1,17 @@
-"""Settings of the worker: command-line options, environment variables `CELERY_LLAMA_<NAME>`, defaults. No I/O, any thread."""
+"""Settings of the worker: options, variables `CELERY_LLAMA_<NAME>`, defaults. No I/O, any thread."""
 
 from __future__ import annotations
 
 import os
 import socket
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints, model_validator
 
 from producer.settings import Settings
+
+WorkerUrl = Annotated[str, StringConstraints(pattern=r"^(embedded$|(rediss?|unix)://)")]
 
 
 def default_cache_dir() -> Path:
@@ -20,6 +22,8 @@ def default_cache_dir() -> Path:
 class WorkerSettings(Settings):
     """Everything a worker may be told."""
 
+    redis_url: WorkerUrl = "redis://localhost:6379/0"
+    """Redis: `redis://`, `rediss://` (TLS) or `unix://`; or `embedded`, a server that is started on this machine."""
     model: str = "demo"
     """A GGUF file, `demo` for the small model of the `demo` extra, or `hf://owner/repo/file.gguf`."""
     model_name: str = ""
@@ -27,16 +31,16 @@ class WorkerSettings(Settings):
     worker_name: str = Field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
     """The worker's name; must be unique, so by default it names machine and process."""
     cache_dir: Path = Field(default_factory=default_cache_dir)
-    """Where re-quantised and downloaded models are kept."""
+    """Where re-quantised and downloaded models are kept; by default `celery-llama` in the user's cache folder."""
 
     slots: int = Field(default=32, ge=1, le=256)
     """Sequences that are decoded together."""
     lookahead: int = Field(default=8, ge=0)
-    """Jobs beyond the slots that a worker claims and prepares, so that a slot that falls free is filled in the next step."""
+    """Jobs beyond the slots that are claimed and prepared, so that a free slot is filled in the next step."""
     ctx_per_slot: int = Field(default=1024, ge=64)
     """Cells of one slot: prompt and output of one job. The memory needed is slots times this."""
     chunk_tokens: int = Field(default=64, ge=8)
-    """Prompts are cut at multiples of this; the longest wait that a long prompt causes its neighbours, and the grain of sharing."""
+    """Prompts are cut at multiples of this: the longest wait that one causes its neighbours, the grain of sharing."""
     prefill_tokens: int = Field(default=512, ge=8)
     """Most prompt tokens that a step reads, all jobs together."""
     gpu_layers: int = -1
@@ -44,6 +48,7 @@ class WorkerSettings(Settings):
     threads: int = Field(default=0, ge=0)
     """Compute threads; 0 is one for each core."""
     flash_attention: Literal["auto", "on", "off"] = "auto"
+    """Fused attention; `auto` uses it where the model and the device allow."""
     cache_type: Literal["f16", "q8_0", "f32"] = "f16"
     """Type of the cells' keys and values."""
 
@@ -60,6 +65,7 @@ class WorkerSettings(Settings):
     outbox_tokens: PositiveInt = 100_000
     """Tokens that may wait for Redis before the engine pauses."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """How much is written to stderr."""
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:

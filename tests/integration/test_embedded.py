@@ -61,8 +61,10 @@ def start(place: Place) -> None:
 def wait_for_end(port: int, kill_pid: int) -> None:
     """Kill a server, and return when it is gone: its connections end with it."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(b"PING\r\n")
+        assert connection.recv(64) == b"+PONG\r\n"
         os.kill(kill_pid, signal.SIGKILL)
-        assert connection.recv(1) == b""
+        assert connection.recv(64) == b""
 
 
 def test_the_server_keeps_everything_and_evicts_nothing(place: Place) -> None:
