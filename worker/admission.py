@@ -7,6 +7,7 @@ a job is either not claimed yet, and then the claim finds it ended, or already i
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import threading
 import time
@@ -19,7 +20,7 @@ import redis
 from pydantic_core import from_json
 
 from producer.errors import CeleryLlamaError, InvalidJob, JobTooLarge
-from producer.jobs import MAX_SEED, GenerateJob, encode_body, parse_generate_job
+from producer.jobs import MAX_SEED, GenerateJob, parse_generate_job
 from producer.ledger import Claim, Ledger, Operation, execute
 from producer.names import check_job_id
 from producer.replay import Delivered, delivered, read_events
@@ -93,11 +94,13 @@ class Admission:
 
     def admit(self, delivery: Delivery, pool: Ender) -> None:
         """Claim the job and bring it into the engine, or end it."""
-        self._executor.submit(self._guarded, self._admit, delivery, pool)
+        self._executor.submit(
+            self._guarded, lambda: self._admit(delivery, pool), lambda: pool.ended(delivery, HANDED_BACK)
+        )
 
     def cancel(self, job_id: str) -> None:
         """End the job, wherever it is."""
-        self._executor.submit(self._guarded, self._cancel, job_id)
+        self._executor.submit(self._guarded, lambda: self._cancel(job_id), lambda: None)
 
     def hand_back(self) -> None:
         """Claim nothing more; what waits here, and then what the engine has, goes back."""
@@ -112,11 +115,12 @@ class Admission:
 
     # ---- admit thread
 
-    def _guarded(self, function: Callable[..., None], *arguments: Any) -> None:
+    def _guarded(self, work: Callable[[], None], otherwise: Callable[[], None]) -> None:
         try:
-            function(*arguments)
+            work()
         except Exception:  # a bug of ours; an executor would keep it to itself
-            logger.exception("the admit thread could not %s", function.__name__.strip("_"))
+            logger.exception("the admit thread has failed")
+            otherwise()
 
     def _admit(self, delivery: Delivery, pool: Ender) -> None:
         job_id = delivery.job_id
@@ -186,7 +190,7 @@ class Admission:
     def _prepare(self, delivery: Delivery, claim: Claim, transcript: Transcript, so_far: Delivered) -> Attempt:
         if len(claim.body) > self._settings.max_job_bytes:
             raise JobTooLarge(len(claim.body), self._settings.max_job_bytes)
-        job = parse_generate_job(from_json(claim.body))
+        job = parse_generate_job(_from_json(claim.body))
         if job.n > self._settings.slots:
             raise InvalidJob(f"n is {job.n}, this worker has {self._settings.slots} slots")
         prepared = self._preparer.prepare(job)
@@ -227,7 +231,15 @@ def _wire_job(delivery: Delivery) -> tuple[str, int]:
     keywords, positional = request.get("kwargs") or {}, request.get("args") or ()
     body = keywords.get("job", positional[0] if positional else None)
     priority = (request.get("delivery_info") or {}).get("priority")
-    return encode_body(body), priority if isinstance(priority, int) else 0
+    # In ASCII, whatever it is: only JSON that means something gets past the validation.
+    return json.dumps(body, separators=(",", ":")), priority if isinstance(priority, int) else 0
+
+
+def _from_json(body: bytes) -> object:
+    try:
+        return from_json(body)
+    except ValueError as error:
+        raise InvalidJob("the job is not JSON that can be read") from error
 
 
 def _seed(job_id: str) -> int:

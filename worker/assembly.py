@@ -143,7 +143,7 @@ def _backstage(
         runner,
         reconciler,
         in_work,
-        lambda silent_seconds: crash(TimeoutError(f"the engine has made no progress for {silent_seconds:.0f} s")),
+        crash,
         owner=owner,
         lease_seconds=settings.lease_seconds,
         stall_seconds=settings.stall_seconds,
@@ -197,7 +197,7 @@ def queue_keys(settings: WorkerSettings) -> list[str]:
 def in_work() -> tuple[Collection[str], Collection[str]]:
     """Job ids and delivery tags of every message that this process holds."""
     requests = list(celery_state.requests.values())
-    return [request.id for request in requests], [request.delivery_tag for request in requests]
+    return [request.id for request in requests], [request.message.delivery_tag for request in requests]
 
 
 def mark_started(app: Celery, delivery: Delivery) -> None:

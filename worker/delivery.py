@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery.worker.request import Request
+from celery.worker.state import task_ready
 
 from worker.outcome import Outcome
 
@@ -77,7 +78,10 @@ class Delivery:
         """Give the outcome to Celery: the state is stored, the event is sent, the message is acknowledged."""
         assert self.outcome is not None
         result = self.outcome.result
-        if result is not None and result.status == "cancelled":
+        if self.outcome.kind == "handed_back":
+            task_ready(self.request)
+            self.request.reject(requeue=True)
+        elif result is not None and result.status == "cancelled":
             self.request.conclude_revoked(pool)
         elif self.hit_hard_limit:
             self.request.on_timeout(False, self.hard_limit_seconds)

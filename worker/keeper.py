@@ -16,6 +16,7 @@ import redis
 from producer.ledger import Ledger, execute
 from worker.reconciler import Reconciler
 from worker.runner import Ping, Runner
+from worker.threads import Crash, vital_thread
 
 logger = logging.getLogger(__name__)
 
@@ -30,24 +31,24 @@ class Keeper:
         runner: Runner,
         reconciler: Reconciler,
         in_work: Callable[[], tuple[Collection[str], Collection[str]]],
-        stalled: Callable[[float], None],
+        crash: Crash,
         *,
         owner: str,
         lease_seconds: int,
         stall_seconds: float,
     ) -> None:
-        """`in_work` names the jobs and the delivery tags that this worker holds; `stalled` ends the process."""
+        """`in_work` names the jobs and the delivery tags that this worker holds; `crash` ends the process."""
         self._connection = connection
         self._ledger = ledger
         self._runner = runner
         self._reconciler = reconciler
         self._in_work = in_work
-        self._stalled = stalled
+        self._crash = crash
         self._owner = owner
         self._lease_seconds = lease_seconds
         self._stall_seconds = stall_seconds
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+        self._thread = vital_thread("keeper", self._run, crash)
 
     def start(self) -> None:
         """Take the lease and begin to keep it; raises redis.RedisError if the server is not there."""
@@ -72,7 +73,7 @@ class Keeper:
         while not self._stopping.wait(interval_seconds):
             silent_seconds = time.monotonic() - self._runner.progress_at
             if silent_seconds > self._stall_seconds:
-                self._stalled(silent_seconds)
+                self._crash(TimeoutError(f"the engine has made no progress for {silent_seconds:.0f} s"))
                 return
             self._runner.send(Ping())
             if silent_seconds > self._lease_seconds:

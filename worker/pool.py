@@ -165,11 +165,10 @@ class EnginePool(BasePool):  # type: ignore[misc]
     def _conclude_one(self, delivery: Delivery) -> None:
         if self._deliveries.get(delivery.job_id) is delivery:
             del self._deliveries[delivery.job_id]
-        if delivery.outcome is not None and delivery.outcome.kind != "handed_back":
-            try:
-                delivery.conclude(self)
-            except Exception:  # Redis, mostly: the message is not acknowledged, and its redelivery finds the job ended
-                logger.exception("job %s has ended, but its message could not be acknowledged", delivery.job_id)
+        try:
+            delivery.conclude(self)
+        except Exception:  # Redis, mostly: the message is not acknowledged, and its redelivery finds the job ended
+            logger.exception("job %s has ended, but its message could not be acknowledged", delivery.job_id)
 
     def _stop(self, drain_seconds: float) -> None:
         if self._stopping:

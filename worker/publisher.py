@@ -20,6 +20,7 @@ from producer.ledger import Emission, Ledger, Operation, execute
 from producer.results import JobError
 from worker.engine.outputs import Ended, EndReason, Output, Text
 from worker.outcome import DROPPED, HANDED_BACK, Outcome
+from worker.threads import Crash, vital_thread
 from worker.transcript import Transcript
 
 logger = logging.getLogger(__name__)
@@ -54,19 +55,18 @@ class Publisher:
         ledger: Ledger,
         end_job: Callable[[str, EndReason], None],
         outbox_tokens: int,
-        crashed: Callable[[BaseException], None],
+        crash: Crash,
     ) -> None:
         self._connection = connection
         self._ledger = ledger
         self._end_job = end_job
         self._outbox_tokens = outbox_tokens
-        self._crashed = crashed
         self._inbox: queue.SimpleQueue[list[Output] | Open | Close | None] = queue.SimpleQueue()
         self._jobs: dict[tuple[str, int], Open] = {}
         self._put_tokens = 0
         self._written_tokens = 0
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+        self._thread = vital_thread("publisher", self._run, crash)
 
     def start(self) -> None:
         """Begin to publish."""
@@ -102,13 +102,6 @@ class Publisher:
     # ---- publisher thread
 
     def _run(self) -> None:
-        try:
-            self._publish()
-        except BaseException as error:  # a bug of ours: jobs would run on and nobody would ever hear of them
-            logger.critical("the publisher thread has failed", exc_info=True)
-            self._crashed(error)
-
-    def _publish(self) -> None:
         running = True
         while running and not self._stopping.is_set():
             outputs: list[Output] = []
@@ -153,7 +146,8 @@ class Publisher:
     def _emit(self, emissions: list[Emission]) -> None:
         for start in range(0, len(emissions), _JOBS_PER_CALL):
             part = emissions[start : start + _JOBS_PER_CALL]
-            for emission, answer in zip(part, self._persist(self._ledger.emit(part)), strict=True):
+            answers = self._persist(self._ledger.emit(part))
+            for emission, answer in zip(part, answers, strict=True):
                 if answer == "cancel":
                     self._end_job(emission.job_id, "cancelled")
                 elif answer == "fenced":

@@ -96,7 +96,7 @@ class Reconciler:
         self._connection.zadd(names.open, {job_id: self._server_time()}, xx=True)
 
     def _server_time(self) -> float:
-        seconds, microseconds = cast(tuple[int, int], self._connection.time())
+        seconds, microseconds = self._connection.time()
         return seconds + microseconds / 1e6
 
 

@@ -6,9 +6,7 @@ compute or when the outbox is full, and for nothing else.
 
 from __future__ import annotations
 
-import logging
 import queue
-import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,8 +16,7 @@ from worker.engine.outputs import EndReason, Output
 from worker.engine.plan import Engine
 from worker.engine.scheduler import Counters, Scheduler
 from worker.engine.sequence import Attempt
-
-logger = logging.getLogger(__name__)
+from worker.threads import Crash, vital_thread
 
 #: How often a paused engine looks whether the outbox has room again.
 _PAUSE_SECONDS = 0.05
@@ -70,15 +67,14 @@ class Runner:
         scheduler: Scheduler,
         emit: Callable[[list[Output]], None],
         outbox_full: Callable[[], bool],
-        crashed: Callable[[BaseException], None],
+        crash: Crash,
     ) -> None:
         self._engine = engine
         self._scheduler = scheduler
         self._emit = emit
         self._outbox_full = outbox_full
-        self._crashed = crashed
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread = vital_thread("engine", self._run, crash)
         #: When the loop last came round (monotonic seconds).
         self.progress_at = time.monotonic()
 
@@ -102,16 +98,10 @@ class Runner:
             self._thread.join(timeout_seconds)
 
     def _run(self) -> None:
-        try:
-            while self._take_commands():
-                self.progress_at = time.monotonic()
-                if not self._scheduler.idle and not self._outbox_full():
-                    self._step()
-        except (
-            BaseException
-        ) as error:  # a bug of ours: the process must not live on as a worker that takes jobs and runs none
-            logger.critical("the engine thread has failed", exc_info=True)
-            self._crashed(error)
+        while self._take_commands():
+            self.progress_at = time.monotonic()
+            if not self._scheduler.idle and not self._outbox_full():
+                self._step()
 
     def _step(self) -> None:
         scheduler = self._scheduler

@@ -10,8 +10,8 @@ import heapq
 from dataclasses import dataclass
 
 from producer.results import FinishReason, JobError
-from worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text
 from worker.engine.memory import PartitionedMemory
+from worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text
 from worker.engine.plan import Call, CallError, CallResult, Limits, Piece, Plan, Vocabulary
 from worker.engine.sequence import Attempt, Sequence
 

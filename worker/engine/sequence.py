@@ -19,7 +19,9 @@ _arrivals = itertools.count()
 class TextStream(Protocol):
     """Turns tokens' bytes into text that may be shown (`detokenizer.TextStream`)."""
 
-    stopped: bool
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has appeared."""
 
     def feed(self, piece: bytes) -> str:
         """Text that this token releases."""
