@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from producer import flows
 from producer.connection import connect_async, reachable
+from producer.errors import CeleryLlamaError
 from producer.events import AnyEvent, Event
 from producer.flows import CancelOutcome
 from producer.jobs import GenerateJob
@@ -105,7 +106,7 @@ class AsyncClient:
                         continue
                     try:
                         resume = partial(flow.send, await line.perform(step))
-                    except Exception as error:
+                    except (redis.RedisError, CeleryLlamaError) as error:
                         resume = partial(flow.throw, error)
             finally:
                 await line.close()

@@ -23,10 +23,9 @@ def make_app(settings: Settings, *, reads_results: bool = True) -> Celery:
 
     One that does not read results keeps no subscription for every task it sends; our client has the ledger for that.
     """
-    names = settings.names
-    # Celery's name for a Redis behind a Unix socket.
-    url = settings.redis_url.replace("unix://", "redis+socket://", 1)
-    app = Celery("celery-llama", broker=url, backend=url if reads_results else "disabled://", set_as_current=False)
+    names, url = settings.names, _celery_url(settings.redis_url)
+    backend = url if reads_results else "disabled://"
+    app = Celery("celery-llama", broker=url, backend=backend, set_as_current=False)
     app.conf.update(
         accept_content=["json"],
         task_serializer="json",
@@ -64,6 +63,16 @@ def make_app(settings: Settings, *, reads_results: bool = True) -> Celery:
         },
     )
     return app
+
+
+def _celery_url(url: str) -> str:
+    """The same server in Celery's spelling."""
+    if url.startswith("unix://"):
+        return url.replace("unix://", "redis+socket://", 1).replace("db=", "virtual_host=")
+    if url.startswith("rediss://") and "ssl_cert_reqs=" not in url:
+        # redis-py checks certificates unless told otherwise; kombu does not, and Celery's backend wants to be told.
+        return f"{url}{'&' if '?' in url else '?'}ssl_cert_reqs=required"
+    return url
 
 
 def publish(app: Celery, job_id: str, body: Mapping[str, Any], priority: int) -> None:

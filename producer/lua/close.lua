@@ -27,7 +27,8 @@ for _, entry in ipairs(redis.call('XRANGE', KEYS[2], '-', '+')) do
   seq = event.seq
   if event.type == 'token' then
     local choice = event.choice or 0
-    texts[choice] = (texts[choice] or '') .. (event.text or '')
+    texts[choice] = texts[choice] or {}
+    table.insert(texts[choice], event.text or '')
     highest = math.max(highest, choice)
     tokens = tokens + #(event.tokens or {})
   elseif event.type == 'started' then
@@ -48,20 +49,19 @@ else
   local reasons, choices = {}, {}
   for index = 0, highest do
     reasons[index + 1] = 'cancelled'
-    choices[index + 1] = {index = index, text = texts[index] or '', finish_reason = 'cancelled'}
+    choices[index + 1] = {index = index, text = table.concat(texts[index] or {}), finish_reason = 'cancelled'}
   end
   event.type, event.status, event.finish_reason, event.usage = 'finished', ending, reasons, usage
   result.choices = choices
 end
-local event_error = event.error
-event = cjson.encode(event)
-redis.call('XADD', KEYS[2], attempt .. '-' .. (seq + 1), 'e', event)
+local encoded = cjson.encode(event)
+redis.call('XADD', KEYS[2], attempt .. '-' .. (seq + 1), 'e', encoded)
 redis.call('HSET', KEYS[1], 'status', ending, 'result', cjson.encode(result))
 redis.call('HDEL', KEYS[1], 'owner', 'cancel')
 redis.call('ZREM', KEYS[3], ARGV[1])
 redis.call('ZREM', KEYS[4], ARGV[1])
 if expire then
-  redis.call('HSET', KEYS[1], 'error', cjson.encode(event_error))
+  redis.call('HSET', KEYS[1], 'error', cjson.encode(event.error))
   local now = tonumber(redis.call('TIME')[1])
   redis.call('ZADD', KEYS[5], now, ARGV[1])
   redis.call('EXPIRE', KEYS[5], ARGV[4])
@@ -72,5 +72,5 @@ else
 end
 redis.call('EXPIRE', KEYS[1], ARGV[4])
 redis.call('EXPIRE', KEYS[2], ARGV[5])
-redis.call('PUBLISH', KEYS[2], event)
+redis.call('PUBLISH', KEYS[2], encoded)
 return 'closed'

@@ -21,14 +21,16 @@ class PartitionedMemory:
         self._chunk_tokens = chunk_tokens
         self._share = share_prefixes and limits.can_trim
         self._cache = PrefixCache(chunk_tokens)
+        self._movable = limits.can_trim
+        self._slots = limits.slots
         #: Slots without a sequence, the one freed longest ago first.
-        self._free: dict[int, None] = dict.fromkeys(range(limits.slots))
+        self._free: dict[int, None] = dict.fromkeys(range(limits.slots + limits.spare_slots))
         self._operations: list[Copy | Trim] = []
 
     @property
     def has_room(self) -> bool:
         """Whether a sequence could get a slot."""
-        return bool(self._free)
+        return len(self.running) < self._slots
 
     def take_operations(self) -> list[Copy | Trim]:
         """What has to be done to the cells before the next call."""
@@ -50,6 +52,23 @@ class PartitionedMemory:
             del self.running[sequence.slot]
             self._free[sequence.slot] = None
             sequence.slot = None
+
+    def arrange(self) -> None:
+        """Bring the decoding sequences into slots that follow each other.
+
+        llama.cpp cuts a call wherever slot numbers have a gap, and every part reads all the weights again: 16 rows in
+        every other slot took 3.5 times as long as in slots side by side, while moving a slot of 1024 cells costs 2 ms.
+        """
+        decoding = {slot for slot, (_, sequence) in self.running.items() if sequence.remaining == 1}
+        if not self._movable or not decoding or max(decoding) - min(decoding) < len(decoding):
+            return
+        window = self._best_window(decoding)
+        strays = sorted(decoding - set(window))
+        # Free slots first: what leaves for them makes room for readers that are in the way.
+        for target in sorted(set(window) - decoding, key=lambda slot: (slot in self.running, slot)):
+            if target in self.running:
+                self._move(target, next(slot for slot in self._free if slot not in window))
+            self._move(strays.pop(), target)
 
     def computed(self, sequence: Sequence, tokens: Chunk) -> None:
         """The sequence's slot has got cells for these tokens."""
@@ -94,8 +113,27 @@ class PartitionedMemory:
             fitting = match.slots & self._free.keys()
             if match.tokens and fitting:
                 return min(fitting, key=lambda slot: (self._cache.held(slot), slot)), match.tokens
-        empty = (slot for slot in self._free if not self._cache.held(slot))
-        return next(empty, next(iter(self._free))), 0
+        empty = sorted(slot for slot in self._free if not self._cache.held(slot))
+        return (empty[0] if empty else next(iter(self._free))), 0
+
+    def _best_window(self, decoding: set[int]) -> range:
+        """The stretch of slots with the fewest moves into it, and then with the least that would be forgotten."""
+
+        def cost(window: range) -> tuple[int, int]:
+            targets = [slot for slot in window if slot not in decoding]
+            return len(targets), sum(self._cache.held(slot) for slot in targets if slot in self._free)
+
+        size, total = len(decoding), len(self.running) + len(self._free)
+        return min((range(start, start + size) for start in range(total - size + 1)), key=cost)
+
+    def _move(self, source: int, target: int) -> None:
+        attempt, sequence = self.running.pop(source)
+        del self._free[target]
+        self._free[source] = None  # its cells stay, and what is known of them
+        self._operations.append(Copy(source, target, sequence.read))
+        self._cache.enter(target, sequence.tokens, self._cache.held(source))
+        sequence.slot = target
+        self.running[target] = attempt, sequence
 
     def _reads_next(self, slot: int, read: int, chunk: Chunk | None) -> bool:
         if chunk is None or slot not in self.running:

@@ -108,6 +108,7 @@ class CallResult:
 class Limits(NamedTuple):
     """What the engine can hold."""
 
+    #: Sequences at the same time.
     slots: int
     #: Cells of one slot: its prompt and its output together.
     cells_per_slot: int
@@ -115,6 +116,8 @@ class Limits(NamedTuple):
     batch_tokens: int
     #: False for recurrent, hybrid and sliding-window models: their cells cannot be cut or copied in part.
     can_trim: bool
+    #: Slots beyond those, so that there is always a free one to move a sequence to.
+    spare_slots: int = 0
 
 
 class Engine(Protocol):

@@ -99,6 +99,7 @@ class Scheduler:
     def plan(self, now: float) -> Plan:
         """Write the next step."""
         self._fill_slots(now)
+        self._memory.arrange()
         decoding = [item for item in self._memory.running.values() if item[1].remaining == 1]
         reading = sorted(
             (item for item in self._memory.running.values() if item[1].remaining > 1), key=lambda item: item[0].order
