@@ -32,15 +32,24 @@ IO = {
 PURE = {
     "producer/cursor.py",
     "worker/engine/detokenizer.py",
+    "worker/engine/gbnf.py",
     "worker/engine/memory.py",
     "worker/engine/outputs.py",
     "worker/engine/plan.py",
     "worker/engine/prefix_cache.py",
     "worker/engine/scheduler.py",
+    "worker/engine/schema.py",
     "worker/engine/sequence.py",
 }
-#: The only ones that know llama.cpp.
-LLAMA = {"worker/engine/llama.py", "worker/engine/prompt.py", "worker/engine/sampling.py"}
+#: The only ones that know llama.cpp: its functions, and llama-cpp-python's helpers for templates and schemas.
+LLAMA = {
+    "worker/engine/llama.py",
+    "worker/engine/model.py",
+    "worker/engine/sampling.py",
+    "worker/engine/prompt.py",
+    "worker/engine/grammar.py",
+    "worker/models.py",  # re-quantises the demo's model
+}
 #: The only ones that import the composition root, which imports everything.
 ROOTS = {"worker/assembly.py", "worker/check.py", "worker/cli.py", "worker/demo.py"}
 
