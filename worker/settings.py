@@ -33,8 +33,8 @@ class WorkerSettings(Settings):
     cache_dir: Path = Field(default_factory=default_cache_dir)
     """Where re-quantised and downloaded models are kept; by default `celery-llama` in the user's cache folder."""
 
-    slots: int = Field(default=32, ge=1, le=256)
-    """Sequences that are decoded together."""
+    slots: int = Field(default=32, ge=1, le=255)
+    """Sequences that are decoded together; llama.cpp holds at most 256, one of which is kept free to move others."""
     lookahead: int = Field(default=8, ge=0)
     """Jobs beyond the slots that are claimed and prepared, so that a free slot is filled in the next step."""
     ctx_per_slot: int = Field(default=1024, ge=64)
