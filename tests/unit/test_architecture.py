@@ -145,7 +145,7 @@ def test_whatever_is_public_says_what_it_is(path: Path) -> None:
 def test_the_readmes_table_of_settings_is_the_settings_class() -> None:
     readme = README.read_text()
 
-    assert readme == render(readme), "run python -m docs.settings_table"
+    assert readme == render(readme), "run make format"
 
 
 def test_every_setting_says_what_it_is() -> None:
