@@ -12,7 +12,7 @@ from typing import Any
 
 from producer.events import encode_event
 from producer.ledger import Emission
-from producer.results import Choice, EndStatus, FinishReason, JobError, Result, Timings, TokenLogprob, Usage
+from producer.results import Choice, EndStatus, FinishReason, Result, Timings, TokenLogprob, Usage
 from worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text
 from worker.engine.plan import Sampled
 

@@ -1,7 +1,8 @@
 """The scheduler: which sequences have a slot, what the next step computes, what came of it. Pure; on the engine thread.
 
-`plan` writes a step, `commit` accounts for one call of it. Decode rows come first and in one call; then prompts are read, a
-chunk of each, until the step's budget is spent. So a prompt of any length delays its neighbours by one chunk a step.
+`plan` writes a step, `commit` accounts for one call of it. Decode rows come first and in one call; then prompts are
+read, a chunk of each, until the step's budget is spent. So a prompt of any length delays its neighbours by one chunk a
+step.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import heapq
 from dataclasses import dataclass
 
 from producer.results import FinishReason, JobError
-from worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text
 from worker.engine.memory import PartitionedMemory
+from worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text
 from worker.engine.plan import Call, CallError, CallResult, Limits, Piece, Plan, Vocabulary
 from worker.engine.sequence import Attempt, Sequence
 
