@@ -226,7 +226,7 @@ def _context_params(model: LlamaModel, settings: WorkerSettings) -> Any:
     params.n_batch = max(settings.prefill_tokens, settings.chunk_tokens, settings.slots)
     # A call is computed in one piece: where llama.cpp cut it would depend on how many sequences it has.
     params.n_ubatch = params.n_batch
-    params.n_outputs_max = settings.slots
+    params.n_outputs_max = params.n_seq_max
     params.n_threads = params.n_threads_batch = settings.threads or usable_cores()
     params.flash_attn_type = _FLASH_ATTENTION[settings.flash_attention]
     params.type_k = params.type_v = _CACHE_TYPES[settings.cache_type]
