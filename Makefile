@@ -38,9 +38,10 @@ check: $(INSTALLED) ## Lint, format and types, without changing anything
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-format: $(INSTALLED) ## Sort imports, fix what can be fixed, format
-	$(BIN)/ruff check --fix
+format: $(INSTALLED) ## Sort imports, fix what can be fixed, format; write the README's table of settings
+	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
+	$(BIN)/python -m docs.settings_table
 
 bench: $(INSTALLED) ## Measure this machine
 	$(BIN)/python -m bench $(ARGS)

@@ -1,7 +1,7 @@
-"""Admission: claims a job, reads where an earlier attempt stopped, validates, prepares the prompt. Runs the admit thread.
+"""Admission: claims a job, reads where an earlier attempt stopped, validates, prepares. Runs the admit thread.
 
-Everything that may be wrong with a job is found here, before a slot is taken. Cancelling runs on the same thread, so that
-a job is either not claimed yet, and then the claim finds it ended, or already in the engine's inbox.
+Everything that may be wrong with a job is found here, before a slot is taken. Cancelling runs on the same thread, so
+that a job is either not claimed yet, and then the claim finds it ended, or already in the engine's inbox.
 """
 
 from __future__ import annotations

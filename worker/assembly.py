@@ -177,7 +177,7 @@ def _serve(settings: WorkerSettings, app: Celery, backstage: Backstage) -> int:
     pool = type("EnginePool", (EnginePool,), {"backstage": backstage, "__module__": EnginePool.__module__})
     worker = app.Worker(
         pool=pool,
-        # A few more messages than slots, claimed and prepared, so that a slot that falls free is filled in the next step.
+        # A few more messages than slots, claimed and prepared, so that a free slot is filled in the next step.
         concurrency=settings.slots + settings.lookahead,
         hostname=f"celery-llama@{settings.worker_name}",
         loglevel=settings.log_level.upper(),

@@ -1,4 +1,4 @@
-"""Backstage: everything behind the pool, started and stopped in one place and in order. Built by the composition root."""
+"""Backstage: everything behind the pool, started and stopped in one place and in order. Built by `worker.assembly`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One message of Celery's that this worker holds, and how its callbacks are called. Owned by the pool, on the hub thread."""
+"""One message of Celery's that this worker holds, and how its callbacks are called. Owned by the pool; hub thread."""
 
 from __future__ import annotations
 

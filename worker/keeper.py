@@ -1,4 +1,4 @@
-"""The keeper: vouches for this worker and its jobs while the engine makes progress, and only then. Runs the keeper thread.
+"""The keeper: vouches for this worker and its jobs while the engine makes progress, only then. Runs the keeper thread.
 
 Three leases hang on it: the worker's own key, the jobs' places in the ledger's open set, and the scores of kombu's
 unacknowledged messages. A worker that stops vouching loses its jobs to others within the lease.

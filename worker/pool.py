@@ -1,7 +1,7 @@
 """The pool: Celery's pool contract, in which a task occupies an engine slot instead of a process or a thread.
 
-Owns the deliveries. Runs on the hub thread, which is the main thread; the finisher threads run Celery's own tracer for a
-millisecond once a job has ended, so that results, links, retries, signals and events stay stock. Read with
+Owns the deliveries. Runs on the hub thread, which is the main thread; the finisher threads run Celery's own tracer for
+a millisecond once a job has ended, so that results, links, retries, signals and events stay stock. Read with
 `celery/concurrency/base.py` and `celery/worker/request.py` (5.7) at hand: what is public there is what we rely on.
 """
 

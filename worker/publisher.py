@@ -1,8 +1,8 @@
 """The outbox: everything that the engine says goes from here to Redis, in order, in one call a flush.
 
 Owns the transcripts and the event connection; runs the publisher thread. A server that is away is waited for: what the
-engine says meanwhile piles up here, and `full` makes the engine pause before that grows without limit. An attempt's end is
-reported to its owner only when the terminal event and the result are in Redis.
+engine says meanwhile piles up here, and `full` makes the engine pause before that grows without limit. An attempt's end
+is reported to its owner only when the terminal event and the result are in Redis.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The reconciler: finds jobs whose message is gone, and jobs that did not begin in time. Runs on the keeper thread.
 
 Between kombu's BRPOP and its note of what it took, a killed worker loses the message (celery issues 1392 and 4354). The
-ledger still has the job; whoever reconciles publishes it again under its own id. One worker at a time does it, and as long
-as there are no more open jobs than messages, it costs one cheap command.
+ledger still has the job; whoever reconciles publishes it again under its own id. One worker at a time does it, and as
+long as there are no more open jobs than messages, it costs one cheap command.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Reconciler:
         queue_keys: list[str],
         lease_seconds: int,
     ) -> None:
-        """`publish` sends a job's message again: id, body, priority. `queue_keys`: the queue's lists, one a priority."""
+        """`publish` sends a job's message again: id, body, priority. `queue_keys`: the queue's lists, by priority."""
         self._connection = connection
         self._ledger = ledger
         self._publish = publish

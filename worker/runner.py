@@ -1,7 +1,7 @@
 """The engine thread: its inbox, the step loop, and the figures that others may read.
 
-Owns scheduler and engine: nobody else touches them, so nothing needs a lock. Waits for its inbox when there is nothing to
-compute or when the outbox is full, and for nothing else.
+Owns scheduler and engine: nobody else touches them, so nothing needs a lock. Waits for its inbox when there is nothing
+to compute or when the outbox is full, and for nothing else.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A repair of kombu's Redis transport, for the worker process only.
 
-kombu 5.7.0: when the server goes away while a late-acknowledged task runs, the channel outlives the connection's client;
-the restore or the acknowledgement that follows ends in AttributeError("'NoneType' object has no attribute 'hostname'"),
-and Celery exits with "Unrecoverable error" (the stack of kombu issues 582 and 970). The channel here remembers how it was
-connected. Installed by `worker.cli` before the application connects.
+kombu 5.7.0: when the server goes away while a late-acknowledged task runs, the channel outlives the connection's
+client; the restore or the acknowledgement that follows ends in AttributeError("'NoneType' object has no attribute
+'hostname'"), and Celery exits with "Unrecoverable error" (the stack of kombu issues 582 and 970). The channel here
+remembers how it was connected. Installed by `worker.cli` before the application connects.
 """
 
 from __future__ import annotations

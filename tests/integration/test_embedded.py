@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import signal
@@ -115,6 +116,18 @@ def test_a_server_that_dies_is_started_again_with_its_data(place: Place) -> None
     with place.client() as client:
         assert client.get("key") == b"value"
     assert place.server_pid() != pid
+
+
+def test_a_server_that_cannot_run_any_more_is_given_up(place: Place) -> None:
+    start(place)
+    (place.folder / "appendonlydir").rename(place.folder / "elsewhere")
+    (place.folder / "appendonlydir").write_text("in the way")
+
+    wait_for_end(place.port, place.server_pid())
+
+    with (place.folder / "pid").open() as pid_file:
+        fcntl.flock(pid_file, fcntl.LOCK_SH)  # held by the supervisor for as long as it lives
+    assert not stop_server(place.url, place.folder)
 
 
 def test_the_server_outlives_the_killed_process_that_started_it(place: Place) -> None:

@@ -1,4 +1,4 @@
-"""How many compute threads are worth starting on this machine. Reads the operating system once, at start; any thread."""
+"""How many compute threads are worth starting on this machine. Reads the system once, at start; any thread."""
 
 from __future__ import annotations
 

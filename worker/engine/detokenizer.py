@@ -1,7 +1,7 @@
 """Bytes to text that may be shown: whole characters only, nothing that may be the beginning of a stop string.
 
-Pure push objects, one a sequence, used on the engine thread. Feeding the same tokens again rebuilds the same state, which
-is how a resumed job knows what was delivered and what was held back.
+Pure push objects, one a sequence, used on the engine thread. Feeding the same tokens again rebuilds the same state,
+which is how a resumed job knows what was delivered and what was held back.
 """
 
 from __future__ import annotations

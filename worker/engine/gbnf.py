@@ -2,8 +2,8 @@
 
 llama.cpp prints a grammar that it cannot parse to stderr, and some grammars end or stall the process: deep nesting
 overflows its stack, `{5,2}` and nested repetitions exhaust memory, left recursion through rules that may be empty never
-ends, and its search for left recursion takes exponential time. So what it is given has been parsed here first, by the same
-rules (`llama_grammar_parser` in src/llama-grammar.cpp), and measured.
+ends, and its search for left recursion takes exponential time. So what it is given has been parsed here first, by the
+same rules (`llama_grammar_parser` in src/llama-grammar.cpp), and measured.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What a step is: plain data that the scheduler writes, the engine executes, and the scheduler accounts for.
 
-Owned by nobody: everything here is passed between scheduler and engine on the engine thread. Imports no I/O library and no
-llama_cpp, so every rule of the scheduler is tested with a fake engine.
+Owned by nobody: everything here is passed between scheduler and engine on the engine thread. Imports no I/O library and
+no llama_cpp, so every rule of the scheduler is tested with a fake engine.
 
-Words: a *slot* is a llama.cpp sequence id and the cells that belong to it; a *row* is one token in a batch; a *piece* is
-the rows of one sequence in a call; a *call* is one `llama_decode`; a *step* is one plan executed.
+Words: a *slot* is a llama.cpp sequence id and the cells that belong to it; a *row* is one token in a batch; a *piece*
+is the rows of one sequence in a call; a *call* is one `llama_decode`; a *step* is one plan executed.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Piece(NamedTuple):
     sampler: Sampler | None
 
 
-#: All pieces of a call have the same length: llama.cpp would cut unequal ones into sub-batches, and where a prompt is cut
-#: decides its rounding.
+#: All pieces of a call have the same length: llama.cpp would cut unequal ones into sub-batches, and where a prompt is
+#: cut decides its rounding.
 Call = Sequence[Piece]
 
 

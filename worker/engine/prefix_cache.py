@@ -1,8 +1,8 @@
 """Which slots hold which beginnings of prompts, in whole chunks. Pure; owned by the scheduler, on the engine thread.
 
-A tree: each node is one chunk after its parent's, and knows the slots whose cells hold it. Only cells that were computed
-in whole chunks are entered, and only whole chunks are given out, so that a prompt's rounding does not depend on who else
-was there (docs/architecture.md, "Reproducible output").
+A tree: each node is one chunk after its parent's, and knows the slots whose cells hold it. Only cells that were
+computed in whole chunks are entered, and only whole chunks are given out, so that a prompt's rounding does not depend
+on who else was there (docs/architecture.md, "Reproducible output").
 """
 
 from __future__ import annotations

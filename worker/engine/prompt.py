@@ -54,7 +54,7 @@ class PromptBuilder:
                     eos_token=model.special_text(model.eos),
                     bos_token=model.special_text(model.bos),
                 )
-            except Exception as error:
+            except Exception as error:  # a model with a broken template can still serve prompts
                 self._why_no_template = f"this model's chat template is broken: {_one_line(error)}"
 
     def prepare(self, job: GenerateJob) -> Prepared:

@@ -1,7 +1,8 @@
 """The scheduler: which sequences have a slot, what the next step computes, what came of it. Pure; on the engine thread.
 
-`plan` writes a step, `commit` accounts for one call of it. Decode rows come first and in one call; then prompts are read, a
-chunk of each, until the step's budget is spent. So a prompt of any length delays its neighbours by one chunk a step.
+`plan` writes a step, `commit` accounts for one call of it. Decode rows come first and in one call; then prompts are
+read, a chunk of each, until the step's budget is spent. So a prompt of any length delays its neighbours by one chunk a
+step.
 """
 
 from __future__ import annotations
