@@ -36,8 +36,10 @@ def _backoff() -> ExponentialWithJitterBackoff:
 
 
 def _options(settings: Settings) -> dict[str, Any]:
-    seconds = settings.redis_timeout_seconds
-    return {"socket_timeout": seconds, "socket_connect_timeout": seconds, "socket_keepalive": True}
+    options: dict[str, Any] = {"socket_timeout": settings.redis_timeout_seconds}
+    if not settings.redis_url.startswith("unix://"):
+        options |= {"socket_connect_timeout": settings.redis_timeout_seconds, "socket_keepalive": True}
+    return options
 
 
 @contextmanager

@@ -20,10 +20,13 @@ MAX_CHOICES = 64
 MAX_TOP_LOGPROBS = 20
 #: llama.cpp reads 0xFFFFFFFF as "choose at random", so a seed that is to be reproduced stays below it.
 MAX_SEED = 0xFFFF_FFFE
+#: What fits a C int, and a timer.
+MAX_INT, MAX_SECONDS = 0x7FFF_FFFF, 10_000_000.0
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
-TokenId = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=MAX_INT)]
+Seconds = Annotated[float, Field(gt=0.0, le=MAX_SECONDS)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 
@@ -86,9 +89,9 @@ class QueueOptions(_Strict):
     #: 0 is served first, 9 last.
     priority: int = Field(default=5, ge=0, le=9)
     #: Seconds of running after which the job ends with what it has.
-    timeout: float | None = Field(default=None, gt=0)
+    timeout: Seconds | None = None
     #: Seconds from submission until which the job must have begun.
-    expires: float | None = Field(default=None, gt=0)
+    expires: Seconds | None = None
     #: Same key and body: the same job. Released when the job fails.
     idempotency_key: str | None = Field(default=None, min_length=1, max_length=256)
     #: Anything of the caller's; returned by `status`, never interpreted.
@@ -101,12 +104,12 @@ class GenerateJob(QueueOptions):
     """Text generation: a prompt or a chat, how to sample, what form the output must have."""
 
     # input
-    prompt: str | Annotated[list[TokenId], Field(min_length=1)] | None = None
+    prompt: str | Annotated[list[Count], Field(min_length=1)] | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict, max_length=32)
 
     # length
-    max_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
     stop: Annotated[list[StopString], BeforeValidator(_one_or_many), Field(max_length=MAX_STOP_STRINGS)] = Field(
         default_factory=list
     )
@@ -115,7 +118,7 @@ class GenerateJob(QueueOptions):
     # sampling
     temperature: float = Field(default=0.8, ge=0.0, le=100.0)
     top_p: Probability = 0.95
-    top_k: int = Field(default=40, ge=0)
+    top_k: Count = 40
     min_p: Probability = 0.05
     typical_p: Probability = 1.0
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
@@ -123,18 +126,18 @@ class GenerateJob(QueueOptions):
     repeat_last_n: int = Field(default=64, ge=0, le=65_536)
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    dry_multiplier: float = Field(default=0.0, ge=0.0)
-    dry_base: float = Field(default=1.75, ge=1.0)
-    dry_allowed_length: int = Field(default=2, ge=0)
-    dry_penalty_last_n: int = Field(default=-1, ge=-1)
+    dry_multiplier: float = Field(default=0.0, ge=0.0, le=100.0)
+    dry_base: float = Field(default=1.75, ge=1.0, le=100.0)
+    dry_allowed_length: Count = 2
+    dry_penalty_last_n: int = Field(default=-1, ge=-1, le=MAX_INT)
     dry_sequence_breakers: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] = Field(
         default_factory=lambda: ["\n", ":", '"', "*"]
     )
     xtc_probability: Probability = 0.0
     xtc_threshold: Probability = 0.1
     mirostat: Literal[0, 1, 2] = 0
-    mirostat_tau: float = Field(default=5.0, ge=0.0)
-    mirostat_eta: float = Field(default=0.1, gt=0.0)
+    mirostat_tau: float = Field(default=5.0, ge=0.0, le=100.0)
+    mirostat_eta: float = Field(default=0.1, gt=0.0, le=10.0)
     #: Token id, as a decimal string as in OpenAI's API, to the value that is added to its logit.
     logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] = Field(
         default_factory=dict, max_length=1024
@@ -174,9 +177,13 @@ class GenerateJob(QueueOptions):
 def parse_generate_job(body: object) -> GenerateJob:
     """Validate a job body; raises InvalidJob with one line that names the fields but does not repeat their contents."""
     try:
-        return GenerateJob.model_validate(body)
+        job = GenerateJob.model_validate(body)
+        encode_body(job.body()).encode()
+        return job
     except ValidationError as error:
         raise InvalidJob(describe_validation_error(error)) from error
+    except UnicodeEncodeError as error:
+        raise InvalidJob("a text is not valid Unicode: it has half of a surrogate pair") from error
     except RecursionError as error:
         raise InvalidJob("the job is nested too deeply") from error
 

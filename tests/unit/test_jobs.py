@@ -40,6 +40,11 @@ def test_a_body_read_back_is_the_same_job() -> None:
         {"prompt": SECRET, "colour": "blue"},
         {"prompt": SECRET, "max_tokens": 0},
         {"prompt": SECRET, "max_tokens": "12"},
+        {"prompt": SECRET, "max_tokens": 2**31},
+        {"prompt": [2**31]},
+        {"prompt": SECRET + "\ud800"},
+        {"messages": [{"role": "user", "content": SECRET}], "chat_template_kwargs": {"a": "\ud800"}},
+        {"messages": [{"role": "user", "content": SECRET}], "chat_template_kwargs": {"a": float("nan")}},
         {"prompt": SECRET, "temperature": float("nan")},
         {"prompt": SECRET, "temperature": -0.1},
         {"prompt": SECRET, "seed": 0xFFFF_FFFF},
@@ -49,6 +54,7 @@ def test_a_body_read_back_is_the_same_job() -> None:
         {"prompt": SECRET, "logit_bias": {"-1": 1.0}},
         {"prompt": SECRET, "priority": 10},
         {"prompt": SECRET, "timeout": 0},
+        {"prompt": SECRET, "timeout": 1e300},
         {"prompt": SECRET, "metadata": {"a": 1}},
         {"prompt": SECRET, "chat_template_kwargs": {"a": 1}},
         {"prompt": SECRET, "grammar": "root ::= [a]", "response_format": {"type": "json_object"}},
@@ -58,7 +64,7 @@ def test_a_body_read_back_is_the_same_job() -> None:
         None,
         "prompt",
     ],
-    ids=str,
+    ids=ascii,
 )
 def test_a_job_that_is_not_valid_is_refused_without_repeating_its_text(body: object) -> None:
     with pytest.raises(InvalidJob) as caught:
