@@ -65,7 +65,7 @@ class LlamaModel:
             raise StartupError(f"{path} is not a decoder-only model, and only those can generate here")
         self.n_vocab: int = lib.llama_vocab_n_tokens(self.vocab)
         self.n_ctx_train: int = lib.llama_model_n_ctx_train(pointer)
-        self.name = name or self.metadata("general.name") or path.stem
+        self.name = name or path.stem
         self.architecture = self.metadata("general.architecture") or "unknown"
         self.chat_template = _text_or_none(lib.llama_model_chat_template(pointer, None))
         self.adds_bos: bool = lib.llama_vocab_get_add_bos(self.vocab)
