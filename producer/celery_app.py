@@ -1,21 +1,31 @@
-"""All Celery configuration, in one place. `celery -A producer.celery_app flower` finds `app` here, built when it is asked for."""
+"""All Celery configuration, in one place, and the messages to workers. Any thread.
+
+`celery -A producer.celery_app flower` finds `app` here, built when it is asked for.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from celery import Celery
 
+from producer.jobs import describe_job
+from producer.names import CANCEL_COMMAND, GENERATE_TASK
 from producer.settings import Settings
 
 #: One Redis list per priority; on Redis, 0 is served first.
 PRIORITIES = list(range(10))
 
 
-def make_app(settings: Settings) -> Celery:
-    """Build the Celery application that producers, workers and Flower share."""
-    names = settings.names
-    app = Celery("celery-llama", broker=settings.redis_url, backend=settings.redis_url, set_as_current=False)
+def make_app(settings: Settings, *, reads_results: bool = True) -> Celery:
+    """Build the Celery application that producers, workers and Flower share.
+
+    One that does not read results keeps no subscription for every task it sends; our client has the ledger for that.
+    """
+    names, url = settings.names, _celery_url(settings.redis_url)
+    backend = url if reads_results else "disabled://"
+    app = Celery("celery-llama", broker=url, backend=backend, set_as_current=False)
     app.conf.update(
         accept_content=["json"],
         task_serializer="json",
@@ -53,6 +63,35 @@ def make_app(settings: Settings) -> Celery:
         },
     )
     return app
+
+
+def _celery_url(url: str) -> str:
+    """The same server in Celery's spelling."""
+    if url.startswith("unix://"):
+        return url.replace("unix://", "redis+socket://", 1).replace("db=", "virtual_host=")
+    if url.startswith("rediss://") and "ssl_cert_reqs=" not in url:
+        # redis-py checks certificates unless told otherwise; kombu does not, and Celery's backend wants to be told.
+        return f"{url}{'&' if '?' in url else '?'}ssl_cert_reqs=required"
+    return url
+
+
+def publish(app: Celery, job_id: str, body: Mapping[str, Any], priority: int) -> None:
+    """Send the task message of a job that is in the ledger; raises kombu.exceptions.OperationalError."""
+    app.send_task(
+        GENERATE_TASK,
+        kwargs={"job": body},
+        task_id=job_id,
+        priority=priority,
+        queue=app.conf.task_default_queue,
+        # Flower and the logs show these in place of the arguments, which are the user's text.
+        argsrepr="()",
+        kwargsrepr=describe_job(body),
+    )
+
+
+def tell_workers_to_cancel(app: Celery, job_id: str) -> None:
+    """Make the worker that runs the job look at its cancel flag at once; raises kombu.exceptions.OperationalError."""
+    app.control.broadcast(CANCEL_COMMAND, arguments={"job_id": job_id})
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,8 @@ CeleryLlamaError
 ├── JobFailed               the job ran and failed; carries the result
 ├── ResultTimeout           not finished in the time the caller allowed
 ├── ServerUnreachable       Redis cannot be reached
+├── UnreadableData          Redis holds something for the job that this version cannot read
+├── OutputMismatch          the output has the schema's form and yet the response model refuses it
 └── MissingExtra            an optional dependency is not installed
 """
 
@@ -73,7 +75,9 @@ class JobFailed(CeleryLlamaError):
         error = result.error
         self.result = result
         self.failure_code = error.code if error else "internal_error"
-        super().__init__(f"job {result.id} failed: {error.message if error else 'no reason given'} ({self.failure_code})")
+        super().__init__(
+            f"job {result.id} failed: {error.message if error else 'no reason given'} ({self.failure_code})"
+        )
 
 
 class ResultTimeout(CeleryLlamaError, TimeoutError):
@@ -94,6 +98,25 @@ class ServerUnreachable(CeleryLlamaError):
         super().__init__(f"cannot reach Redis at {url}: {cause}")
 
 
+class UnreadableData(CeleryLlamaError):
+    """What Redis holds for the job is not what this version writes: a newer version's, or somebody else's."""
+
+    code = "unreadable_data"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"cannot read {what}: it was written by a newer version or by something else")
+
+
+class OutputMismatch(CeleryLlamaError):
+    """The output satisfies the JSON schema but not the response model's own checks. `.result` has the text."""
+
+    code = "output_mismatch"
+
+    def __init__(self, result: Result, model: str) -> None:
+        self.result = result
+        super().__init__(f"the output of job {result.id} does not satisfy {model}")
+
+
 class MissingExtra(CeleryLlamaError):
     """An optional dependency is not installed."""
 
@@ -101,3 +124,17 @@ class MissingExtra(CeleryLlamaError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed: pip install 'celery-llama[{extra}]'")
+
+
+class GenerationFailed(CeleryLlamaError):
+    """What Celery stores for a job that failed; its arguments are the error's code and message."""
+
+    code = "job_failed"
+
+    def __init__(self, failure_code: str, message: str) -> None:
+        self.failure_code = failure_code
+        self.message = message
+        super().__init__(failure_code, message)
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.failure_code})"

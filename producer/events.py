@@ -96,5 +96,7 @@ def parse_event(raw: bytes | str, job_id: str = "") -> Started | Progress | Toke
 def encode_event(attempt: int, seq: int, kind: str, fields: dict[str, Any]) -> str:
     """Write an event; `fields` are JSON values. Built from a dict, not a model: this runs for every token."""
     return json.dumps(
-        {"v": VERSION, "attempt": attempt, "seq": seq, "type": kind, **fields}, ensure_ascii=False, separators=(",", ":")
+        {"v": VERSION, "attempt": attempt, "seq": seq, "type": kind, **fields},
+        ensure_ascii=False,
+        separators=(",", ":"),
     )

@@ -5,6 +5,8 @@ Names are OpenAI's; what OpenAI lacks has llama-server's name and default. An un
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
@@ -177,6 +179,24 @@ def parse_generate_job(body: object) -> GenerateJob:
         raise InvalidJob(describe_validation_error(error)) from error
     except RecursionError as error:
         raise InvalidJob("the job is nested too deeply") from error
+
+
+def encode_body(body: Mapping[str, Any]) -> str:
+    """The body's one spelling: what the ledger keeps, what is digested, and what counts against the size limit."""
+    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
+
+
+def describe_job(body: Mapping[str, Any]) -> str:
+    """A few words for Flower and the logs, such as "chat, 3 messages, max_tokens=64"; never any of the prompt."""
+    messages, prompt = body.get("messages"), body.get("prompt")
+    if isinstance(messages, list):
+        words = ["chat", f"{len(messages)} message{'s' * (len(messages) != 1)}"]
+    elif isinstance(prompt, str):
+        words = ["prompt", f"{len(prompt)} characters"]
+    else:
+        words = ["prompt", f"{len(prompt)} tokens"] if isinstance(prompt, list) else ["no prompt"]
+    words += [f"{name}={body[name]}" for name in ("max_tokens", "n") if isinstance(body.get(name), int)]
+    return ", ".join(words)
 
 
 def describe_validation_error(error: ValidationError) -> str:

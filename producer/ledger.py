@@ -1,23 +1,24 @@
 """The ledger: what is true about a job. One hash and one stream per job; the broker message is only a hint.
 
-Owns the Lua scripts and what goes in and out of them. An `Operation` is data; `execute` and `execute_async` run it, so the
-synchronous and the asynchronous client and the worker share every line of the protocol. Any thread.
+Owns the Lua scripts and what goes in and out of them. An `Operation` is data; `execute` and `execute_async` run it, so
+the synchronous and the asynchronous client and the worker share every line of the protocol. Any thread.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar
 
 import redis
 import redis.asyncio
 from redis.exceptions import NoScriptError
 
+from producer.errors import UnreadableData
+from producer.jobs import encode_body
 from producer.names import Names
 from producer.results import Result
 
@@ -54,9 +55,9 @@ def execute(connection: redis.Redis, operation: Operation[T]) -> T:
     """Run an operation; raises redis.RedisError."""
     script, values = operation.script, [*operation.keys, *operation.arguments]
     try:
-        reply = connection.evalsha(script.sha, len(operation.keys), *values)  # type: ignore[arg-type]
+        reply = connection.evalsha(script.sha, len(operation.keys), *values)
     except NoScriptError:
-        reply = connection.eval(script.source, len(operation.keys), *values)  # type: ignore[arg-type]
+        reply = connection.eval(script.source, len(operation.keys), *values)
     return operation.parse(reply)
 
 
@@ -64,15 +65,9 @@ async def execute_async(connection: redis.asyncio.Redis, operation: Operation[T]
     """Run an operation; raises redis.RedisError."""
     script, values = operation.script, [*operation.keys, *operation.arguments]
     try:
-        reply = await cast(
-            Awaitable[Any],
-            connection.evalsha(script.sha, len(operation.keys), *values),  # type: ignore[arg-type]
-        )
+        reply = await connection.evalsha(script.sha, len(operation.keys), *values)
     except NoScriptError:
-        reply = await cast(
-            Awaitable[Any],
-            connection.eval(script.source, len(operation.keys), *values),  # type: ignore[arg-type]
-        )
+        reply = await connection.eval(script.source, len(operation.keys), *values)
     return operation.parse(reply)
 
 
@@ -88,7 +83,8 @@ class Submission:
 class Claim:
     """What became of an attempt to take up a job."""
 
-    outcome: Literal["claimed", "ended", "busy"]
+    #: `expired`: it had to begin earlier; the caller runs `expire`.
+    outcome: Literal["claimed", "ended", "busy", "expired"]
     attempt: int
     #: Attempts that a stopping worker handed back: they do not count against the job.
     released: int
@@ -117,6 +113,15 @@ class Replay:
     priority: int
 
 
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """How many jobs are open, how many messages there are for them, and which jobs did not begin in time."""
+
+    open_jobs: int
+    messages: int
+    due: Sequence[str]
+
+
 EmitAnswer = Literal["ok", "cancel", "fenced"]
 FinishAnswer = Literal["finished", "repeated", "fenced"]
 CloseAnswer = Literal["closed", "requested", "ended", "begun", "unknown"]
@@ -132,22 +137,26 @@ class Ledger:
     events_ttl_seconds: int
 
     def submit(
-        self, job_id: str, body: dict[str, Any], *, priority: int, expires_seconds: float | None, idempotency_key: str | None
+        self,
+        job_id: str,
+        body: dict[str, Any],
+        *,
+        priority: int,
+        expires_seconds: float | None,
+        idempotency_key: str | None,
     ) -> Operation[Submission]:
         """Enter a job, once."""
-        text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
-        keys = [
-            self.names.job(job_id),
-            self.names.open,
-            self.names.expiring,
-            self.names.idempotency(idempotency_key) if idempotency_key else "",
-        ]
+        text = encode_body(body)
+        keys = [self.names.job(job_id), self.names.open, self.names.expiring]
+        if idempotency_key:
+            keys.append(self.names.idempotency(idempotency_key))
         digest = hashlib.sha256(text.encode()).hexdigest()
         expires = "" if expires_seconds is None else expires_seconds
+        metadata = encode_body(body["metadata"]) if body.get("metadata") else ""
         return Operation(
             Script.load("submit"),
             keys,
-            [job_id, text, digest, expires, priority],
+            [job_id, text, digest, expires, priority, metadata],
             lambda reply: Submission(reply[0].decode(), reply[1].decode()),
         )
 
@@ -193,7 +202,10 @@ class Ledger:
     def release(self, job_id: str, attempt: int) -> Operation[ReleaseAnswer]:
         """Hand a job back unfinished."""
         return Operation(
-            Script.load("release"), [self.names.job(job_id), self.names.open], [job_id, attempt], lambda reply: reply.decode()
+            Script.load("release"),
+            [self.names.job(job_id), self.names.open],
+            [job_id, attempt],
+            lambda reply: reply.decode(),
         )
 
     def cancel(self, job_id: str) -> Operation[CloseAnswer]:
@@ -213,6 +225,31 @@ class Ledger:
             lambda reply: reply.decode(),
         )
 
+    def vouch(
+        self,
+        owner: str,
+        lease_seconds: int,
+        now_unix_seconds: float,
+        job_ids: Collection[str],
+        delivery_tags: Collection[str],
+    ) -> Operation[None]:
+        """Say that a worker is alive and has these jobs, and kombu's messages of these tags, in work."""
+        return Operation(
+            Script.load("vouch"),
+            [self.names.lease(owner), self.names.open, self.names.unacked_index],
+            [lease_seconds, now_unix_seconds, len(job_ids), *job_ids, *delivery_tags],
+            lambda _reply: None,
+        )
+
+    def survey(self, queue_keys: Sequence[str], limit: int) -> Operation[Survey]:
+        """Count open jobs and messages, and name at most `limit` jobs that did not begin in time."""
+        return Operation(
+            Script.load("survey"),
+            [self.names.open, self.names.expiring, self.names.unacked, *queue_keys],
+            [limit],
+            lambda reply: Survey(reply[0], reply[1], [job_id.decode() for job_id in reply[2]]),
+        )
+
     def retry(self, job_id: str) -> Operation[Replay]:
         """Put a failed job back into the queue; the caller publishes it again."""
         names = self.names
@@ -226,12 +263,15 @@ class Ledger:
 
 def _parse_claim(reply: Sequence[Any]) -> Claim:
     outcome, attempt, released, cancel, created, body, _status, result = reply
-    return Claim(
-        outcome=outcome.decode(),
-        attempt=attempt,
-        released=released,
-        cancel_requested=bool(cancel),
-        created_unix_seconds=float(created),
-        body=body,
-        result=Result.model_validate_json(result) if result else None,
-    )
+    try:
+        return Claim(
+            outcome=outcome.decode(),
+            attempt=attempt,
+            released=released,
+            cancel_requested=bool(cancel),
+            created_unix_seconds=float(created),
+            body=body,
+            result=Result.model_validate_json(result) if result else None,
+        )
+    except ValueError as error:
+        raise UnreadableData("the job's ledger entry") from error

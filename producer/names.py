@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from producer.errors import InvalidJob
 
 GENERATE_TASK = "celery_llama.generate"
+#: Remote-control command that makes a worker look at once at a job that somebody wants cancelled.
+CANCEL_COMMAND = "celery_llama_cancel"
 
 #: What a job id may look like: it becomes part of a key, so nothing that a glob, a hash tag or a shell would interpret.
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -17,7 +19,9 @@ _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 def check_job_id(job_id: str) -> str:
     """Return `job_id` if it may become part of a Redis key; raises InvalidJob."""
     if not _JOB_ID.fullmatch(job_id):
-        raise InvalidJob("a job id has 1 to 128 letters, digits, dots, dashes or underscores and begins with a letter or digit")
+        raise InvalidJob(
+            "a job id has 1 to 128 letters, digits, dots, dashes or underscores and begins with a letter or digit"
+        )
     return job_id
 
 

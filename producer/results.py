@@ -96,3 +96,27 @@ class Result(_Lenient):
     def parsed(self) -> Any:
         """The instance of `response_model`, if one was given and the job completed."""
         return self._parsed
+
+
+class JobInfo(_Lenient):
+    """A job's state, as `status()` returns it. Times are Unix seconds of the Redis server's clock."""
+
+    id: str
+    status: JobStatus
+    #: How many workers took it up; the events of the last one carry this number.
+    attempts: int = 0
+    created_unix_seconds: float | None = None
+    #: When the first worker took it up.
+    started_unix_seconds: float | None = None
+    #: The worker that runs it.
+    worker: str | None = None
+    priority: int = 5
+    cancel_requested: bool = False
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    #: Why it failed.
+    error: JobError | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it stays as it is."""
+        return self.status in END_STATUSES

@@ -2,7 +2,7 @@
 -- KEYS: job, open, expiring
 -- ARGV: job id, owner, prefix of lease keys, body as it came with the message, priority as it came with the message
 -- Returns {outcome, attempt, attempts that were handed back, cancel requested, created, body, status, result}
--- 'claimed'; 'ended' (somebody finished it); 'busy' (a live worker has it). Times are Unix seconds of the server.
+-- 'claimed'; 'ended' (somebody finished it); 'busy' (a live worker has it); 'expired' (it had to begin earlier: `expire` it). Times are Unix seconds of the server.
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1e6
 local job = redis.call('HMGET', KEYS[1], 'status', 'owner', 'released', 'cancel', 'created', 'body', 'result')
@@ -11,12 +11,20 @@ if not status then -- sent by a plain send_task: the message is all there is, so
   status = 'queued'
   job[5], job[6] = tostring(now), ARGV[4]
   redis.call('HSET', KEYS[1], 'status', status, 'attempt', 0, 'body', ARGV[4], 'created', now, 'priority', ARGV[5])
+  local readable, sent = pcall(cjson.decode, ARGV[4])
+  if readable and type(sent) == 'table' and type(sent.metadata) == 'table' then
+    redis.call('HSET', KEYS[1], 'metadata', cjson.encode(sent.metadata))
+  end
 end
 if status ~= 'queued' and status ~= 'running' then
   return {'ended', 0, 0, 0, job[5], '', status, job[7] or ''}
 end
 if status == 'running' and job[2] ~= ARGV[2] and redis.call('EXISTS', ARGV[3] .. job[2]) == 1 then
   return {'busy', 0, 0, 0, job[5], '', status, ''}
+end
+local deadline = redis.call('ZSCORE', KEYS[3], ARGV[1])
+if deadline and tonumber(deadline) < now and redis.call('HGET', KEYS[1], 'attempt') == '0' then
+  return {'expired', 0, 0, 0, job[5], '', status, ''}
 end
 local attempt = redis.call('HINCRBY', KEYS[1], 'attempt', 1)
 redis.call('HSET', KEYS[1], 'status', 'running', 'owner', ARGV[2])

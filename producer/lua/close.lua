@@ -26,19 +26,21 @@ for _, entry in ipairs(redis.call('XRANGE', KEYS[2], '-', '+')) do
   local event = cjson.decode(entry[2][2])
   seq = event.seq
   if event.type == 'token' then
-    texts[event.choice] = (texts[event.choice] or '') .. event.text
-    highest = math.max(highest, event.choice)
-    tokens = tokens + #event.tokens
+    local choice = event.choice or 0
+    texts[choice] = texts[choice] or {}
+    table.insert(texts[choice], event.text or '')
+    highest = math.max(highest, choice)
+    tokens = tokens + #(event.tokens or {})
   elseif event.type == 'started' then
-    prompt_tokens, cached_tokens = event.prompt_tokens, event.cached_tokens
+    prompt_tokens, cached_tokens = event.prompt_tokens or 0, event.cached_tokens or 0
   end
 end
 local ending = expire and 'failed' or 'cancelled'
 local usage = {prompt_tokens = prompt_tokens, completion_tokens = tokens, cached_tokens = cached_tokens}
--- The next attempt's number fences off a worker that lost its lease and still writes.
-local attempt = redis.call('HINCRBY', KEYS[1], 'attempt', 1)
+-- A worker that lost its lease and still writes is refused from here on: the job is not running any more.
+local attempt = tonumber(job[3])
 local event = {v = 1, attempt = attempt, seq = seq + 1}
-local result = {id = ARGV[1], status = ending, usage = usage, attempts = attempt - 1}
+local result = {id = ARGV[1], status = ending, usage = usage, attempts = attempt}
 if expire then
   event.type = 'failed'
   event.error = {code = 'expired', message = 'the job did not begin before it expired'}
@@ -47,18 +49,19 @@ else
   local reasons, choices = {}, {}
   for index = 0, highest do
     reasons[index + 1] = 'cancelled'
-    choices[index + 1] = {index = index, text = texts[index] or '', finish_reason = 'cancelled'}
+    choices[index + 1] = {index = index, text = table.concat(texts[index] or {}), finish_reason = 'cancelled'}
   end
   event.type, event.status, event.finish_reason, event.usage = 'finished', ending, reasons, usage
   result.choices = choices
 end
-event = cjson.encode(event)
-redis.call('XADD', KEYS[2], attempt .. '-' .. (seq + 1), 'e', event)
+local encoded = cjson.encode(event)
+redis.call('XADD', KEYS[2], attempt .. '-' .. (seq + 1), 'e', encoded)
 redis.call('HSET', KEYS[1], 'status', ending, 'result', cjson.encode(result))
 redis.call('HDEL', KEYS[1], 'owner', 'cancel')
 redis.call('ZREM', KEYS[3], ARGV[1])
 redis.call('ZREM', KEYS[4], ARGV[1])
 if expire then
+  redis.call('HSET', KEYS[1], 'error', cjson.encode(event.error))
   local now = tonumber(redis.call('TIME')[1])
   redis.call('ZADD', KEYS[5], now, ARGV[1])
   redis.call('EXPIRE', KEYS[5], ARGV[4])
@@ -69,5 +72,5 @@ else
 end
 redis.call('EXPIRE', KEYS[1], ARGV[4])
 redis.call('EXPIRE', KEYS[2], ARGV[5])
-redis.call('PUBLISH', KEYS[2], event)
+redis.call('PUBLISH', KEYS[2], encoded)
 return 'closed'

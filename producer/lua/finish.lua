@@ -4,13 +4,17 @@
 -- Returns 'finished', 'repeated' (this attempt finished it before), 'fenced' (not ours any more).
 local job = redis.call('HMGET', KEYS[1], 'status', 'attempt', 'idempotency')
 if job[2] ~= ARGV[2] then return 'fenced' end
-if job[1] ~= 'running' then return job[1] == ARGV[3] and 'repeated' or 'fenced' end
+if job[1] ~= 'running' then
+  local same = job[1] == ARGV[3] and redis.call('HGET', KEYS[1], 'result') == ARGV[6]
+  return same and 'repeated' or 'fenced'
+end
 
 redis.call('XADD', KEYS[2], ARGV[2] .. '-' .. ARGV[4], 'e', ARGV[5])
 redis.call('HSET', KEYS[1], 'status', ARGV[3], 'result', ARGV[6])
 redis.call('HDEL', KEYS[1], 'owner', 'cancel')
 redis.call('ZREM', KEYS[3], ARGV[1])
 if ARGV[3] == 'failed' then
+  redis.call('HSET', KEYS[1], 'error', cjson.encode(cjson.decode(ARGV[5]).error))
   local now = tonumber(redis.call('TIME')[1])
   redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', now - ARGV[7])
   redis.call('ZADD', KEYS[4], now, ARGV[1])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self, cast
 
 import llama_cpp.llama_cpp as lib
@@ -49,6 +49,7 @@ class LlamaEngine:
             cells_per_slot=settings.ctx_per_slot,
             batch_tokens=self._params.n_batch,
             can_trim=model.can_trim,
+            spare_slots=_spare_slots(model),
         )
         if settings.ctx_per_slot > model.n_ctx_train:
             logger.warning(
@@ -66,18 +67,15 @@ class LlamaEngine:
                 f"{last_error()}; try fewer slots or cells, or flash_attention=auto"
             )
 
-    def execute(self, plan: Plan) -> list[CallResult]:
-        """Carry out a plan; one result a call, in the calls' order."""
+    def execute(self, plan: Plan) -> Iterator[CallResult]:
+        """Carry out a plan, yielding a call's result as soon as it is there; stops after a call that lost the cells."""
         for operation in plan.operations:
             self._operate(operation)
-        results: list[CallResult] = []
-        lost: CallError | None = None
         for call in plan.calls:
-            result = self._run(call) if lost is None else CallResult(error=lost)
-            if result.error and result.error.cells_lost:
-                lost = result.error
-            results.append(result)
-        return results
+            result = self._run(call)
+            yield result
+            if result.error is not None and result.error.cells_lost:
+                return
 
     def _operate(self, operation: Copy | Trim) -> None:
         if isinstance(operation, Trim):
@@ -215,10 +213,15 @@ def _pointer(array: npt.NDArray[Any], kind: Any) -> Any:
     return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
 
 
+def _spare_slots(model: LlamaModel) -> int:
+    """One slot more than sequences, so that the scheduler can always move one; where cells can be copied at all."""
+    return 1 if model.can_trim else 0
+
+
 def _context_params(model: LlamaModel, settings: WorkerSettings) -> Any:
     params = lib.llama_context_default_params()
-    params.n_ctx = settings.slots * settings.ctx_per_slot
-    params.n_seq_max = settings.slots
+    params.n_seq_max = settings.slots + _spare_slots(model)
+    params.n_ctx = params.n_seq_max * settings.ctx_per_slot
     params.kv_unified = False
     params.n_batch = max(settings.prefill_tokens, settings.chunk_tokens, settings.slots)
     # A call is computed in one piece: where llama.cpp cut it would depend on how many sequences it has.
