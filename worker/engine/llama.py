@@ -33,6 +33,8 @@ _FLASH_ATTENTION = {
 }
 _CACHE_TYPES = {"f32": lib.GGML_TYPE_F32, "f16": lib.GGML_TYPE_F16, "q8_0": lib.GGML_TYPE_Q8_0}
 
+#: LLAMA_MAX_SEQ, which llama.h does not show.
+_MAX_SLOTS = 256
 # llama_decode's return values; below INVALID_BATCH the context cannot be trusted any more
 _DONE, _NO_ROOM, _ABORTED, _INVALID_BATCH = 0, 1, 2, -1
 
@@ -49,7 +51,7 @@ class LlamaEngine:
             cells_per_slot=settings.ctx_per_slot,
             batch_tokens=self._params.n_batch,
             can_trim=model.can_trim,
-            spare_slots=_spare_slots(model),
+            spare_slots=_spare_slots(model, settings.slots),
         )
         if settings.ctx_per_slot > model.n_ctx_train:
             logger.warning(
@@ -213,20 +215,20 @@ def _pointer(array: npt.NDArray[Any], kind: Any) -> Any:
     return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
 
 
-def _spare_slots(model: LlamaModel) -> int:
+def _spare_slots(model: LlamaModel, slots: int) -> int:
     """One slot more than sequences, so that the scheduler can always move one; where cells can be copied at all."""
-    return 1 if model.can_trim else 0
+    return 1 if model.can_trim and slots < _MAX_SLOTS else 0
 
 
 def _context_params(model: LlamaModel, settings: WorkerSettings) -> Any:
     params = lib.llama_context_default_params()
-    params.n_seq_max = settings.slots + _spare_slots(model)
+    params.n_seq_max = settings.slots + _spare_slots(model, settings.slots)
     params.n_ctx = params.n_seq_max * settings.ctx_per_slot
     params.kv_unified = False
-    params.n_batch = max(settings.prefill_tokens, settings.chunk_tokens, settings.slots)
+    params.n_batch = max(settings.prefill_tokens, settings.chunk_tokens, params.n_seq_max)
     # A call is computed in one piece: where llama.cpp cut it would depend on how many sequences it has.
     params.n_ubatch = params.n_batch
-    params.n_outputs_max = settings.slots
+    params.n_outputs_max = params.n_seq_max  # a row of logits for each slot; with fewer llama.cpp ends the process
     params.n_threads = params.n_threads_batch = settings.threads or usable_cores()
     params.flash_attn_type = _FLASH_ATTENTION[settings.flash_attention]
     params.type_k = params.type_v = _CACHE_TYPES[settings.cache_type]

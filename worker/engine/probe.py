@@ -79,8 +79,8 @@ def _run(engine: Engine, prompts: Sequence[Sequence[int]], together: int) -> lis
     for step in range(_STEPS):
         row = [Piece(slot, len(prompt) + step, prompt[step : step + 1], None) for slot, prompt in enumerate(prompts)]
         calls.append([row[0]._replace(sampler=recorder), *row[1:]])
-    results = engine.execute(Plan(calls=calls))
-    engine.execute(Plan(operations=[Trim(slot, 0) for slot in range(len(prompts))]))
+    results = list(engine.execute(Plan(calls=calls)))
+    list(engine.execute(Plan(operations=[Trim(slot, 0) for slot in range(len(prompts))])))
     for result in results:
         if result.error is not None:
             raise EngineFault(f"the device cannot decode: {result.error.message}")
