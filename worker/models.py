@@ -57,7 +57,7 @@ def _requantise(source: Path, target: Path) -> None:
     """Write a Q8_0 copy, complete or not at all; two workers that start together each write one, and both are right."""
     import llama_cpp.llama_cpp as lib
 
-    from worker.engine.model import last_error, route_llama_log
+    from worker.engine.model import complaint, route_llama_log
 
     logger.info("re-quantising %s to Q8_0, once", source.name)
     partial = target.with_name(f"{target.name}.{os.getpid()}.part")
@@ -68,7 +68,7 @@ def _requantise(source: Path, target: Path) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if lib.llama_model_quantize(os.fsencode(source), os.fsencode(partial), params):
-            raise StartupError(f"cannot write the demo model to {target.parent}{last_error()}; is there room?")
+            raise StartupError(f"cannot write the demo model to {target.parent}{complaint()}; is there room?")
         partial.replace(target)
     except OSError as error:
         raise StartupError(

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from worker.engine.cores import usable_cores
-from worker.engine.model import LlamaModel, last_error
+from worker.engine.model import LlamaModel, complaint
 from worker.engine.plan import Call, CallError, CallResult, Copy, Limits, Piece, Plan, Trim
 from worker.engine.sampling import Candidates, LlamaSampler
 from worker.errors import EngineFault, StartupError
@@ -33,8 +33,6 @@ _FLASH_ATTENTION = {
 }
 _CACHE_TYPES = {"f32": lib.GGML_TYPE_F32, "f16": lib.GGML_TYPE_F16, "q8_0": lib.GGML_TYPE_Q8_0}
 
-#: LLAMA_MAX_SEQ, which llama.h does not show.
-_MAX_SLOTS = 256
 # llama_decode's return values; below INVALID_BATCH the context cannot be trusted any more
 _DONE, _NO_ROOM, _ABORTED, _INVALID_BATCH = 0, 1, 2, -1
 
@@ -51,7 +49,7 @@ class LlamaEngine:
             cells_per_slot=settings.ctx_per_slot,
             batch_tokens=self._params.n_batch,
             can_trim=model.can_trim,
-            spare_slots=_spare_slots(model, settings.slots),
+            spare_slots=_spare_slots(model),
         )
         if settings.ctx_per_slot > model.n_ctx_train:
             logger.warning(
@@ -66,7 +64,7 @@ class LlamaEngine:
         if not self._open():
             raise StartupError(
                 f"llama.cpp cannot make a context of {settings.slots} slots with {settings.ctx_per_slot} cells each"
-                f"{last_error()}; try fewer slots or cells, or flash_attention=auto"
+                f"{complaint()}; try fewer slots or cells, or flash_attention=auto"
             )
 
     def execute(self, plan: Plan) -> Iterator[CallResult]:
@@ -111,7 +109,7 @@ class LlamaEngine:
         if code == _NO_ROOM:
             return CallError("the context has no room for this call", cells_lost=False)
         if code == _INVALID_BATCH:
-            return CallError(f"llama.cpp refused the batch{last_error()}", cells_lost=False)
+            return CallError(f"llama.cpp refused the batch{complaint()}", cells_lost=False)
         if code == _ABORTED and self._model.can_trim:
             for piece in pieces:  # an aborted call keeps the sub-batches that it had finished
                 self._trim(piece.slot, piece.start)
@@ -215,14 +213,14 @@ def _pointer(array: npt.NDArray[Any], kind: Any) -> Any:
     return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
 
 
-def _spare_slots(model: LlamaModel, slots: int) -> int:
+def _spare_slots(model: LlamaModel) -> int:
     """One slot more than sequences, so that the scheduler can always move one; where cells can be copied at all."""
-    return 1 if model.can_trim and slots < _MAX_SLOTS else 0
+    return 1 if model.can_trim else 0
 
 
 def _context_params(model: LlamaModel, settings: WorkerSettings) -> Any:
     params = lib.llama_context_default_params()
-    params.n_seq_max = settings.slots + _spare_slots(model, settings.slots)
+    params.n_seq_max = settings.slots + _spare_slots(model)
     params.n_ctx = params.n_seq_max * settings.ctx_per_slot
     params.kv_unified = False
     params.n_batch = max(settings.prefill_tokens, settings.chunk_tokens, params.n_seq_max)

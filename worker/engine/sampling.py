@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from producer.errors import InvalidJob
 from producer.jobs import GenerateJob
-from worker.engine.model import LlamaModel, last_error
+from worker.engine.model import LlamaModel, complaint
 from worker.engine.plan import Alternative, Sampled
 from worker.errors import BadGrammar, EngineFault
 
@@ -176,7 +176,7 @@ def make_sampler(
         if not rules:
             if chain is not None:
                 lib.llama_sampler_free(chain)
-            raise BadGrammar(f"llama.cpp cannot use the grammar{last_error()}")
+            raise BadGrammar(f"llama.cpp cannot use the grammar{complaint()}")
     sampler = LlamaSampler(chain, rules, job.top_logprobs if job.logprobs else None)
     if _penalises(job) or job.dry_multiplier:
         sampler.prime(prompt)
