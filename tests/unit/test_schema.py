@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from worker.engine.schema import MAX_COUNT, normalise
+from worker.engine.schema import MAX_COUNT, mend, normalise
 from worker.errors import BadGrammar
 
 ANY = {"anyOf": [{"type": name} for name in ("object", "array", "string", "number", "boolean", "null")]}
@@ -86,3 +86,26 @@ def test_long_maxima_are_not_counted() -> None:
 def test_what_would_be_too_large_or_makes_no_sense_is_refused(schema: Any) -> None:
     with pytest.raises(BadGrammar):
         normalise(schema)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        (r"^\d{4}$", "^[0-9]{4}$"),
+        (r"^[\d_]\w$", "^[0-9_][a-zA-Z0-9_]$"),
+        (r"^[^a]$", r'^[^"\\\x00-\x1F\x7Fa]$'),
+        (r"^[[^]\[^$", r"^[[^]\[^$"),
+    ],
+)
+def test_patterns_keep_to_what_a_string_may_contain(pattern: str, expected: str) -> None:
+    assert rewritten({"type": "string", "pattern": pattern})["pattern"] == expected
+
+
+def test_strings_are_kept_free_of_control_characters() -> None:
+    converted = 'char ::= [^"\\\\] | "\\\\" x\ndot ::= [^\\x0A\\x0D]\nroot ::= [^"\\\\]'
+
+    assert mend(converted).split("\n") == [
+        r'char ::= [^"\\\x00-\x1F\x7F] | "\\" x',
+        r'dot ::= [^"\\\x00-\x1F\x7F]',
+        r'root ::= [^"\\]',
+    ]
