@@ -11,7 +11,7 @@ from llama_cpp.llama_grammar import json_schema_to_gbnf
 from producer.jobs import GenerateJob
 from worker.engine.gbnf import check_gbnf
 from worker.engine.model import LlamaModel
-from worker.engine.schema import normalise
+from worker.engine.schema import mend, normalise
 from worker.errors import BadGrammar
 
 _JSON_OBJECT = json.dumps({"type": "object"})
@@ -25,18 +25,16 @@ def job_grammar(job: GenerateJob, model: LlamaModel) -> str | None:
     if job.response_format.type == "json_object":
         return _from_schema(_JSON_OBJECT)
     if job.response_format.json_schema is not None:
-        return _from_schema(json.dumps(job.response_format.json_schema.schema_))  # as text, because caches need a key
+        return _from_schema(json.dumps(job.response_format.json_schema.schema_))  # as text: a cache needs a key
     return None
 
 
 @lru_cache(maxsize=256)
 def _from_schema(schema: str) -> str:
     try:
-        grammar: str = json_schema_to_gbnf(json.dumps(normalise(json.loads(schema))))
+        grammar = mend(json_schema_to_gbnf(json.dumps(normalise(json.loads(schema)))))
     except BadGrammar:
         raise
-    except RecursionError:
-        raise BadGrammar("the JSON schema is nested too deeply") from None
     except Exception as error:  # the converter raises AssertionError, KeyError, AttributeError
         raise BadGrammar(f"the JSON schema cannot be made into a grammar: {_one_line(error)}") from error
     check_gbnf(grammar, _no_token)

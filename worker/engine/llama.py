@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from worker.engine.cores import usable_cores
-from worker.engine.model import LlamaModel, last_error
+from worker.engine.model import LlamaModel, complaint
 from worker.engine.plan import Call, CallError, CallResult, Copy, Limits, Piece, Plan, Trim
 from worker.engine.sampling import Candidates, LlamaSampler
 from worker.errors import EngineFault, StartupError
@@ -64,7 +64,7 @@ class LlamaEngine:
         if not self._open():
             raise StartupError(
                 f"llama.cpp cannot make a context of {settings.slots} slots with {settings.ctx_per_slot} cells each"
-                f"{last_error()}; try fewer slots or cells, or flash_attention=auto"
+                f"{complaint()}; try fewer slots or cells, or flash_attention=auto"
             )
 
     def execute(self, plan: Plan) -> Iterator[CallResult]:
@@ -109,7 +109,7 @@ class LlamaEngine:
         if code == _NO_ROOM:
             return CallError("the context has no room for this call", cells_lost=False)
         if code == _INVALID_BATCH:
-            return CallError(f"llama.cpp refused the batch{last_error()}", cells_lost=False)
+            return CallError(f"llama.cpp refused the batch{complaint()}", cells_lost=False)
         if code == _ABORTED and self._model.can_trim:
             for piece in pieces:  # an aborted call keeps the sub-batches that it had finished
                 self._trim(piece.slot, piece.start)
@@ -128,7 +128,7 @@ class LlamaEngine:
         for piece, row in zip(sampling, self._logits(len(sampling)), strict=True):
             try:
                 result.sampled[piece.slot] = cast(LlamaSampler, piece.sampler).sample(row, self._candidates)
-            except Exception as error:  # whatever it is, the neighbours are not concerned
+            except Exception as error:  # noqa: BLE001 - whatever it is, the neighbours are not concerned
                 logger.warning("sampling failed in slot %d: %s", piece.slot, error)
                 result.faults[piece.slot] = str(error)
         return result
@@ -223,10 +223,10 @@ def _context_params(model: LlamaModel, settings: WorkerSettings) -> Any:
     params.n_seq_max = settings.slots + _spare_slots(model)
     params.n_ctx = params.n_seq_max * settings.ctx_per_slot
     params.kv_unified = False
-    params.n_batch = max(settings.prefill_tokens, settings.chunk_tokens, settings.slots)
+    params.n_batch = max(settings.prefill_tokens, settings.chunk_tokens, params.n_seq_max)
     # A call is computed in one piece: where llama.cpp cut it would depend on how many sequences it has.
     params.n_ubatch = params.n_batch
-    params.n_outputs_max = params.n_seq_max
+    params.n_outputs_max = params.n_seq_max  # a row of logits for each slot; with fewer llama.cpp ends the process
     params.n_threads = params.n_threads_batch = settings.threads or usable_cores()
     params.flash_attn_type = _FLASH_ATTENTION[settings.flash_attention]
     params.type_k = params.type_v = _CACHE_TYPES[settings.cache_type]

@@ -19,16 +19,17 @@ from worker.errors import StartupError
 logger = logging.getLogger(__name__)
 
 GGUF_MAGIC = b"GGUF"
-_LOG_LEVEL_ERROR = 3
-#: What llama.cpp said last at level error; it reports reasons only through its log.
-_last_errors: deque[str] = deque(maxlen=4)
+#: GGML_LOG_LEVEL_ERROR in ggml.h.
+_LOG_LEVEL_ERROR = 4
+#: What llama.cpp said at level error; it gives reasons only through its log, the first line being the most exact.
+_complaints: deque[str] = deque(maxlen=8)
 
 
 @lib.llama_log_callback  # type: ignore[untyped-decorator, unused-ignore]
 def _to_python_log(level: int, text: bytes, _user_data: object) -> None:
     line = text.decode(errors="replace").strip()
     if level == _LOG_LEVEL_ERROR and line:
-        _last_errors.append(line)
+        _complaints.append(line)
     if line.strip(".") and logger.isEnabledFor(logging.DEBUG):
         logger.debug("llama.cpp: %s", line)
 
@@ -38,9 +39,11 @@ def route_llama_log() -> None:
     lib.llama_log_set(_to_python_log, ctypes.c_void_p())
 
 
-def last_error() -> str:
-    """What llama.cpp last complained of, in parentheses and with a space in front; empty if of nothing."""
-    return f" ({_last_errors[-1]})" if _last_errors else ""
+def complaint() -> str:
+    """What llama.cpp complained of since this was asked last, in parentheses after a space; empty if of nothing."""
+    lines = list(_complaints)
+    _complaints.clear()
+    return f" ({lines[0].partition(': ')[2] or lines[0]})" if lines else ""
 
 
 class LlamaModel:
@@ -53,10 +56,10 @@ class LlamaModel:
         lib.llama_backend_init()
         params = lib.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
-        _last_errors.clear()
+        complaint()  # an earlier one is not about this file
         pointer = lib.llama_model_load_from_file(str(path).encode(), params)
         if not pointer:
-            raise StartupError(f"llama.cpp cannot load {path}{last_error()}; is the file complete, and a text model?")
+            raise StartupError(f"llama.cpp cannot load {path}{complaint()}; is the file complete, and a text model?")
         self.path = path
         self.pointer: Any = pointer
         self.vocab: Any = lib.llama_model_get_vocab(pointer)
@@ -65,7 +68,7 @@ class LlamaModel:
             raise StartupError(f"{path} is not a decoder-only model, and only those can generate here")
         self.n_vocab: int = lib.llama_vocab_n_tokens(self.vocab)
         self.n_ctx_train: int = lib.llama_model_n_ctx_train(pointer)
-        self.name = name or self.metadata("general.name") or path.stem
+        self.name = name or path.stem
         self.architecture = self.metadata("general.architecture") or "unknown"
         self.chat_template = _text_or_none(lib.llama_model_chat_template(pointer, None))
         self.adds_bos: bool = lib.llama_vocab_get_add_bos(self.vocab)

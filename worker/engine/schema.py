@@ -6,12 +6,18 @@ beside a list of types; reads an empty schema as "an object"; and writes repetit
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from worker.errors import BadGrammar
 
 #: Longer strings and arrays are not counted, as in llama.cpp: the limit on tokens comes first.
 MAX_COUNT = 1_000
+
+#: What must not stand in a JSON string as it is, as part of a set of characters.
+_NOT_IN_A_STRING = r'"\\\x00-\x1F\x7F'
+_CLASSES = {"d": "0-9", "w": "a-zA-Z0-9_", "s": " "}
+_PATTERN_PARTS = re.compile(r"\\.|\[\^|.", re.DOTALL)
 
 _ANY_TYPE = ["object", "array", "string", "number", "boolean", "null"]
 _SAYS_NOTHING = frozenset(
@@ -24,11 +30,24 @@ _MANY = ("anyOf", "oneOf", "allOf", "prefixItems")
 _NAMED = ("properties",)
 
 
+def mend(grammar: str) -> str:
+    """The converter's GBNF with its two rules that let control characters and quotes into strings put right."""
+    lines = grammar.split("\n")
+    for at, line in enumerate(lines):
+        if line.startswith("char ::= "):
+            lines[at] = line.replace(r'[^"\\]', f"[^{_NOT_IN_A_STRING}]", 1)
+        elif line.startswith("dot ::= "):
+            lines[at] = f"dot ::= [^{_NOT_IN_A_STRING}]"
+    return "\n".join(lines)
+
+
 def normalise(schema: Any) -> dict[str, Any]:
     """An equivalent schema whose references are all of the form `#/$defs/ref-0`; raises BadGrammar."""
     rewriter = _Rewriter(schema)
     root = rewriter.rewrite(schema)
     rewriter.rewrite_targets()
+    while "$ref" in root:  # the converter looks no further than a reference at the root
+        root = rewriter.definitions[root["$ref"].rpartition("/")[2]]
     return {**root, "$defs": rewriter.definitions}
 
 
@@ -106,8 +125,17 @@ def _count(key: str, value: Any) -> int | None:
 
 
 def _pattern(pattern: str) -> str:
-    """The converter writes `{m,n}` out, so its numbers are bounded here."""
+    """A regular expression that the converter understands, and that matches nothing a JSON string cannot contain."""
     numbers = "".join(character if character.isdigit() else " " for character in pattern).split()
     if any(len(number) > 3 and int(number[:9]) > MAX_COUNT for number in numbers):
         raise BadGrammar(f"the JSON schema has a pattern with a number above {MAX_COUNT}")
-    return pattern
+    in_set, parts = False, []
+    for part in _PATTERN_PARTS.findall(pattern):
+        if part[1:] in _CLASSES and part[0] == "\\":
+            parts.append(_CLASSES[part[1:]] if in_set else f"[{_CLASSES[part[1:]]}]")
+        elif part == "[^" and not in_set:
+            parts.append(f"[^{_NOT_IN_A_STRING}")
+        else:
+            parts.append(part)
+        in_set = part in ("[", "[^") or (in_set and part != "]")
+    return "".join(parts)
