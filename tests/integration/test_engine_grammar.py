@@ -22,7 +22,25 @@ from worker.engine.model import LlamaModel
 from worker.engine.sampling import Candidates, make_sampler
 from worker.errors import BadGrammar
 
-SYMBOLS = ['"a"', '"bc"', "[a-c]", ".", "root", "x", "(", ")", "|", "*", "+", "?", "{2}", "{0,3}", "{1,}", "{3,1}", "\n"]
+SYMBOLS = [
+    '"a"',
+    '"bc"',
+    "[a-c]",
+    ".",
+    "root",
+    "x",
+    "(",
+    ")",
+    "|",
+    "*",
+    "+",
+    "?",
+    "{2}",
+    "{0,3}",
+    "{1,}",
+    "{3,1}",
+    "\n",
+]
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +74,7 @@ def generated(model: LlamaModel, subject: GenerateJob, seed: int) -> str:
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(parts=st.lists(st.sampled_from(SYMBOLS), max_size=12), more=st.lists(st.sampled_from(SYMBOLS), max_size=6))
-def test_what_passes_the_check_llama_cpp_can_parse(
-    model: LlamaModel, parts: list[str], more: list[str]
-) -> None:
+def test_what_passes_the_check_llama_cpp_can_parse(model: LlamaModel, parts: list[str], more: list[str]) -> None:
     subject = job(grammar=f"root ::= {' '.join(parts)}\nx ::= {' '.join(more)}")
     try:
         grammar = job_grammar(subject, model)
@@ -136,7 +152,11 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "several types": {"type": ["string", "integer"], "maxLength": 3},
     "an enumeration": {"enum": ["a", 1, None, True]},
     "a tuple": {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "boolean"}]},
-    "other properties": {"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": {"type": "integer"}},
+    "other properties": {
+        "type": "object",
+        "properties": {"a": {"type": "null"}},
+        "additionalProperties": {"type": "integer"},
+    },
     "a date": {"type": "string", "format": "date"},
     "definitions with the names of types": {
         "$defs": {"string": {"type": "integer"}, "value": {"type": "boolean"}},
