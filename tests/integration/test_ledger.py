@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import redis
-from conftest import Hand
+from hand import Hand
 
 from producer import queries
 from producer.events import AnyEvent

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from conftest import Hand
+from hand import Hand
 from redis.exceptions import NoPermissionError
 
 from producer.celery_app import make_app
