@@ -124,3 +124,17 @@ class MissingExtra(CeleryLlamaError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed: pip install 'celery-llama[{extra}]'")
+
+
+class GenerationFailed(CeleryLlamaError):
+    """What Celery stores for a job that failed; its arguments are the error's code and message."""
+
+    code = "job_failed"
+
+    def __init__(self, failure_code: str, message: str) -> None:
+        self.failure_code = failure_code
+        self.message = message
+        super().__init__(failure_code, message)
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.failure_code})"

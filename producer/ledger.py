@@ -7,7 +7,7 @@ the synchronous and the asynchronous client and the worker share every line of t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -113,6 +113,15 @@ class Replay:
     priority: int
 
 
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """How many jobs are open, how many messages there are for them, and which jobs did not begin in time."""
+
+    open_jobs: int
+    messages: int
+    due: Sequence[str]
+
+
 EmitAnswer = Literal["ok", "cancel", "fenced"]
 FinishAnswer = Literal["finished", "repeated", "fenced"]
 CloseAnswer = Literal["closed", "requested", "ended", "begun", "unknown"]
@@ -214,6 +223,31 @@ class Ledger:
             [names.job(job_id), names.events(job_id), names.open, names.expiring, names.failed],
             [job_id, why, names.lease_prefix, self.result_ttl_seconds, self.events_ttl_seconds],
             lambda reply: reply.decode(),
+        )
+
+    def vouch(
+        self,
+        owner: str,
+        lease_seconds: int,
+        now_unix_seconds: float,
+        job_ids: Collection[str],
+        delivery_tags: Collection[str],
+    ) -> Operation[None]:
+        """Say that a worker is alive and has these jobs, and kombu's messages of these tags, in work."""
+        return Operation(
+            Script.load("vouch"),
+            [self.names.lease(owner), self.names.open, self.names.unacked_index],
+            [lease_seconds, now_unix_seconds, len(job_ids), *job_ids, *delivery_tags],
+            lambda _reply: None,
+        )
+
+    def survey(self, queue_keys: Sequence[str], limit: int) -> Operation[Survey]:
+        """Count open jobs and messages, and name at most `limit` jobs that did not begin in time."""
+        return Operation(
+            Script.load("survey"),
+            [self.names.open, self.names.expiring, self.names.unacked, *queue_keys],
+            [limit],
+            lambda reply: Survey(reply[0], reply[1], [job_id.decode() for job_id in reply[2]]),
         )
 
     def retry(self, job_id: str) -> Operation[Replay]:

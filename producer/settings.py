@@ -17,24 +17,26 @@ RedisUrl = Annotated[str, StringConstraints(pattern=r"^(rediss?|unix)://")]
 class Settings(BaseSettings):
     """What producers, readers, Flower and workers must agree on."""
 
-    model_config = SettingsConfigDict(env_prefix="CELERY_LLAMA_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="CELERY_LLAMA_", frozen=True, extra="ignore", use_attribute_docstrings=True
+    )
 
-    #: Redis: `redis://`, `rediss://` (TLS) or `unix://`.
     redis_url: RedisUrl = "redis://localhost:6379/0"
-    #: Begins every key and channel of ours; also the queue's name. One namespace is one pool of workers.
+    """Redis: `redis://`, `rediss://` (TLS) or `unix://`."""
     namespace: Namespace = "celery-llama"
-    #: Largest body of a job.
+    """Begins every key and channel of ours; also the queue's name. One namespace is one pool of workers."""
     max_job_bytes: PositiveInt = 1_048_576
-    #: How long a result is kept.
+    """Largest body of a job."""
     result_ttl_seconds: PositiveInt = 86_400
-    #: How long a job's events are kept after its terminal event.
+    """How long a result is kept."""
     events_ttl_seconds: PositiveInt = 3_600
-    #: How long a worker may be silent before others take its jobs.
+    """How long a job's events are kept after its terminal event."""
     lease_seconds: int = Field(default=25, ge=3)
-    #: How often the workers look for lapsed leases.
+    """How long a worker may be silent before others take its jobs."""
     sweep_seconds: PositiveInt = 3
-    #: How long a call to Redis may take before it is given up and tried again.
+    """How often the workers look for lapsed leases."""
     redis_timeout_seconds: float = Field(default=10.0, gt=0)
+    """How long a call to Redis may take before it is given up and tried again."""
 
     @property
     def names(self) -> Names:

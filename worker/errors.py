@@ -20,7 +20,7 @@ class PromptTooLong(InvalidJob):
 
     def __init__(self, prompt_tokens: int, limit_tokens: int) -> None:
         super().__init__(
-            f"the prompt has {prompt_tokens} tokens; this worker's slots have {limit_tokens}, prompt and output together"
+            f"the prompt has {prompt_tokens} tokens; this worker's slots have {limit_tokens} for prompt and output"
         )
 
 

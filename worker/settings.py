@@ -1,15 +1,17 @@
-"""Settings of the worker: command-line options, environment variables `CELERY_LLAMA_<NAME>`, defaults. No I/O, any thread."""
+"""Settings of the worker: options, variables `CELERY_LLAMA_<NAME>`, defaults. No I/O, any thread."""
 
 from __future__ import annotations
 
 import os
 import socket
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints, model_validator
 
 from producer.settings import Settings
+
+WorkerUrl = Annotated[str, StringConstraints(pattern=r"^(embedded$|(rediss?|unix)://)")]
 
 
 def default_cache_dir() -> Path:
@@ -20,42 +22,50 @@ def default_cache_dir() -> Path:
 class WorkerSettings(Settings):
     """Everything a worker may be told."""
 
-    #: A GGUF file, `demo` for the small model of the `demo` extra, or `hf://owner/repo/file.gguf`.
+    redis_url: WorkerUrl = "redis://localhost:6379/0"
+    """Redis: `redis://`, `rediss://` (TLS) or `unix://`; or `embedded`, a server that is started on this machine."""
     model: str = "demo"
-    #: The name that results carry; the model file's own name if empty.
+    """A GGUF file, `demo` for the small model of the `demo` extra, or `hf://owner/repo/file.gguf`."""
     model_name: str = ""
-    #: The worker's name; must be unique, so by default it names machine and process.
+    """The name that results carry; the model file's own name if empty."""
     worker_name: str = Field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
-    #: Where re-quantised and downloaded models are kept.
+    """The worker's name; must be unique, so by default it names machine and process."""
     cache_dir: Path = Field(default_factory=default_cache_dir)
+    """Where re-quantised and downloaded models are kept; by default `celery-llama` in the user's cache folder."""
 
-    #: Sequences that are decoded together.
-    slots: int = Field(default=32, ge=1, le=256)
-    #: Cells of one slot: prompt and output of one job. The memory needed is slots times this.
+    slots: int = Field(default=32, ge=1, le=255)
+    """Sequences that are decoded together; llama.cpp holds at most 256, one of which is kept free to move others."""
+    lookahead: int = Field(default=8, ge=0)
+    """Jobs beyond the slots that are claimed and prepared, so that a free slot is filled in the next step."""
     ctx_per_slot: int = Field(default=1024, ge=64)
-    #: Prompts are cut at multiples of this; the longest wait that a long prompt causes its neighbours, and the grain of sharing.
+    """Cells of one slot: prompt and output of one job. The memory needed is slots times this."""
     chunk_tokens: int = Field(default=64, ge=8)
-    #: Most prompt tokens that a step reads, all jobs together.
+    """Prompts are cut at multiples of this: the longest wait that one causes its neighbours, the grain of sharing."""
     prefill_tokens: int = Field(default=512, ge=8)
-    #: Layers on the GPU; -1 is all of them.
+    """Most prompt tokens that a step reads, all jobs together."""
     gpu_layers: int = -1
-    #: Compute threads; 0 is one for each core.
+    """Layers on the GPU; -1 is all of them."""
     threads: int = Field(default=0, ge=0)
+    """Compute threads; 0 is one for each core."""
     flash_attention: Literal["auto", "on", "off"] = "auto"
-    #: Type of the cells' keys and values.
+    """Fused attention; `auto` uses it where the model and the device allow."""
     cache_type: Literal["f16", "q8_0", "f32"] = "f16"
+    """Type of the cells' keys and values."""
 
-    #: Attempts after which a job that keeps killing its worker is failed.
+    connect_seconds: float = Field(default=30.0, ge=0)
+    """How long a starting worker waits for Redis."""
     max_attempts: PositiveInt = 3
-    #: How long a stopping worker lets running jobs finish before it hands them back.
+    """Attempts after which a job that keeps killing its worker is failed."""
     drain_seconds: float = Field(default=30.0, ge=0)
-    #: Without progress for this long, the worker gives up its lease and exits.
+    """How long a stopping worker lets running jobs finish before it hands them back."""
     stall_seconds: PositiveFloat = 60.0
-    #: Longest time that any job may run; a job's own `timeout` may be shorter.
+    """Without progress for this long, the worker gives up its lease and exits."""
     max_job_seconds: PositiveFloat = 3600.0
-    #: Tokens that may wait for Redis before the engine pauses.
+    """Longest time that any job may run; a job's own `timeout` may be shorter."""
     outbox_tokens: PositiveInt = 100_000
+    """Tokens that may wait for Redis before the engine pauses."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """How much is written to stderr."""
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:

@@ -1,15 +1,15 @@
 """What a step is: plain data that the scheduler writes, the engine executes, and the scheduler accounts for.
 
-Owned by nobody: everything here is passed between scheduler and engine on the engine thread. Imports no I/O library and no
-llama_cpp, so every rule of the scheduler is tested with a fake engine.
+Owned by nobody: everything here is passed between scheduler and engine on the engine thread. Imports no I/O library and
+no llama_cpp, so every rule of the scheduler is tested with a fake engine.
 
-Words: a *slot* is a llama.cpp sequence id and the cells that belong to it; a *row* is one token in a batch; a *piece* is
-the rows of one sequence in a call; a *call* is one `llama_decode`; a *step* is one plan executed.
+Words: a *slot* is a llama.cpp sequence id and the cells that belong to it; a *row* is one token in a batch; a *piece*
+is the rows of one sequence in a call; a *call* is one `llama_decode`; a *step* is one plan executed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -52,8 +52,8 @@ class Piece(NamedTuple):
     sampler: Sampler | None
 
 
-#: All pieces of a call have the same length: llama.cpp would cut unequal ones into sub-batches, and where a prompt is cut
-#: decides its rounding.
+#: All pieces of a call have the same length: llama.cpp would cut unequal ones into sub-batches, and where a prompt is
+#: cut decides its rounding.
 Call = Sequence[Piece]
 
 
@@ -101,13 +101,14 @@ class CallResult:
     sampled: dict[int, Sampled] = field(default_factory=dict)
     #: Sequences whose sampler raised; their neighbours are not concerned.
     faults: dict[int, str] = field(default_factory=dict)
-    #: The call failed, or was not tried because an earlier call lost the cells.
+    #: The call failed as a whole.
     error: CallError | None = None
 
 
 class Limits(NamedTuple):
     """What the engine can hold."""
 
+    #: Sequences at the same time.
     slots: int
     #: Cells of one slot: its prompt and its output together.
     cells_per_slot: int
@@ -115,6 +116,8 @@ class Limits(NamedTuple):
     batch_tokens: int
     #: False for recurrent, hybrid and sliding-window models: their cells cannot be cut or copied in part.
     can_trim: bool
+    #: Slots beyond those, so that there is always a free one to move a sequence to.
+    spare_slots: int = 0
 
 
 class Engine(Protocol):
@@ -124,8 +127,11 @@ class Engine(Protocol):
     def limits(self) -> Limits:
         """What it can hold."""
 
-    def execute(self, plan: Plan) -> list[CallResult]:
-        """Carry out a plan; one result a call, in the calls' order. Raises nothing that a job could cause."""
+    def execute(self, plan: Plan) -> Iterator[CallResult]:
+        """Carry out a plan, yielding a call's result as soon as it is there, in the calls' order.
+
+        Stops early after a call that lost the cells. Raises nothing that a job could cause.
+        """
 
     def close(self) -> None:
         """Free the context."""

@@ -1,0 +1,48 @@
+"""How many compute threads are started, from what the operating system says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from worker.engine.cores import usable_cores
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Four cores with two logical processors each, all of them allowed."""
+    for number in range(8):
+        folder = tmp_path / f"cpu/cpu{number}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{number % 4},{number % 4 + 4}\n")
+    (tmp_path / "cgroup").mkdir()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)), raising=False)
+    return tmp_path
+
+
+def cores(machine: Path) -> int:
+    """What is found on the made-up machine."""
+    return usable_cores(machine / "cpu", machine / "cgroup")
+
+
+def test_two_threads_of_a_core_count_once(machine: Path) -> None:
+    assert cores(machine) == 4
+
+
+def test_only_allowed_cores_count(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 4})
+
+    assert cores(machine) == 2
+
+
+@pytest.mark.parametrize(("quota", "expected"), [("max 100000", 4), ("250000 100000", 2), ("50000 100000", 1)])
+def test_a_containers_quota_is_the_limit(machine: Path, quota: str, expected: int) -> None:
+    (machine / "cgroup/cpu.max").write_text(quota)
+
+    assert cores(machine) == expected
+
+
+def test_a_machine_that_says_nothing_counts_its_processors(machine: Path, tmp_path: Path) -> None:
+    assert usable_cores(tmp_path / "none", tmp_path / "none") == 8

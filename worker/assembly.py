@@ -1,0 +1,184 @@
+"""The composition root: settings -> server -> model -> engine -> threads -> pool -> Celery. The only place that builds.
+
+Leaving a block closes what it opened, in reverse order; that is how the worker stops. Runs on the main thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import uuid
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import redis
+from celery import Celery
+from celery.platforms import SecurityWarning
+from celery.signals import setup_logging
+from celery.worker import state as celery_state
+
+from producer.celery_app import PRIORITIES, make_app, publish
+from producer.connection import connect
+from worker import tasks, transport
+from worker.admission import Admission, Identity
+from worker.backstage import Backstage
+from worker.delivery import Delivery
+from worker.engine.llama import LlamaEngine, LlamaModel
+from worker.engine.outputs import EndReason
+from worker.engine.preparer import JobPreparer
+from worker.engine.probe import probe
+from worker.engine.scheduler import Scheduler
+from worker.keeper import Keeper
+from worker.models import resolve_model
+from worker.pool import EnginePool
+from worker.publisher import Publisher
+from worker.reconciler import Reconciler
+from worker.runner import End, Runner
+from worker.server import wait_for_server
+from worker.settings import WorkerSettings
+
+logger = logging.getLogger(__name__)
+
+#: The process has to go because a part of it failed; its jobs go to others when the lease lapses.
+EXIT_CRASHED = 70
+_LOG_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
+
+
+def run_worker(settings: WorkerSettings) -> int:
+    """Work until told to stop; returns the exit code. Raises CeleryLlamaError if it cannot begin."""
+    configure_logging(settings)
+    wait_for_server(settings)
+    with (
+        LlamaModel(resolve_model(settings), gpu_layers=settings.gpu_layers, name=settings.model_name) as model,
+        LlamaEngine(model, settings) as engine,
+    ):
+        report = probe(engine, model.n_vocab, settings.chunk_tokens)
+        vouched = "does not depend" if report.reproducible else "may depend"
+        logger.info("%s: %d slots of %d cells", model.name, settings.slots, settings.ctx_per_slot)
+        logger.info("greedy output %s on who shares the batch (probed in %.1f s)", vouched, report.seconds)
+        transport.install()
+        app, outcomes = make_app(settings), tasks.Outcomes()
+        tasks.register(app, outcomes)
+        tasks.register_cancel_command()
+        # A worker that is restarted under its predecessor's name must not pass for the owner of the other's jobs.
+        identity = Identity(f"{settings.worker_name}-{uuid.uuid4().hex[:6]}", model.name, report.reproducible)
+        with _running(settings, model, engine, app, outcomes, identity) as backstage:
+            return _serve(settings, app, backstage)
+
+
+def configure_logging(settings: WorkerSettings) -> None:
+    """Log to stderr, one line an event; Celery is kept from setting up its own."""
+    setup_logging.connect(_keep_our_logging, weak=False)
+    logging.basicConfig(format=_LOG_FORMAT, level=settings.log_level.upper(), force=True)
+    # One line a job is enough, and it is ours: Celery's would show the task's value.
+    logging.getLogger("celery.app.trace").setLevel(logging.ERROR)
+    logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)
+    # Celery warns superusers because of pickle, which is not accepted here; a container's user is a superuser often.
+    warnings.simplefilter("ignore", SecurityWarning)
+
+
+def _keep_our_logging(**_: object) -> None:
+    """Receiving the signal is what keeps Celery from configuring logging."""
+
+
+@contextmanager
+def _running(
+    settings: WorkerSettings,
+    model: LlamaModel,
+    engine: LlamaEngine,
+    app: Celery,
+    outcomes: tasks.Outcomes,
+    identity: Identity,
+) -> Iterator[Backstage]:
+    """Everything behind the pool, started; stopped on the way out."""
+    with ExitStack() as connections:
+
+        def connection() -> redis.Redis:
+            client: redis.Redis = connections.enter_context(connect(settings))
+            return client
+
+        def end_job(job_id: str, reason: EndReason) -> None:
+            runner.send(End(job_id, reason))
+
+        def outbox_full() -> bool:
+            return publisher.full
+
+        publisher = Publisher(connection(), settings.ledger, end_job, settings.outbox_tokens, crash)
+        scheduler = Scheduler(
+            engine.limits, model, chunk_tokens=settings.chunk_tokens, prefill_tokens=settings.prefill_tokens
+        )
+        runner = Runner(engine, scheduler, publisher.put, outbox_full, crash)
+        preparer = JobPreparer(model, settings.ctx_per_slot)
+        admission = Admission(connection(), settings, preparer, runner, publisher, _mark_started(app), identity)
+        for_leases = connection()
+        reconciler = Reconciler(for_leases, settings, _publish_again(app), queue_keys(settings))
+        keeper = Keeper(for_leases, settings, identity.owner, runner, reconciler, in_work, crash)
+        description = {
+            "model": model.name,
+            "slots": settings.slots,
+            "cells": settings.slots * settings.ctx_per_slot,
+            "reproducible": identity.reproducible,
+            "owner": identity.owner,
+        }
+        backstage = Backstage(
+            admission=admission,
+            runner=runner,
+            publisher=publisher,
+            keeper=keeper,
+            outcomes=outcomes,
+            drain_seconds=settings.drain_seconds,
+            description=description,
+        )
+        try:
+            backstage.start()
+            yield backstage
+        finally:
+            backstage.stop()
+
+
+def _serve(settings: WorkerSettings, app: Celery, backstage: Backstage) -> int:
+    # Celery makes the pool itself, so what the pool needs is bound to the class.
+    pool = type("EnginePool", (EnginePool,), {"backstage": backstage, "__module__": EnginePool.__module__})
+    worker = app.Worker(
+        pool=pool,
+        # A few more messages than slots, claimed and prepared: a slot that falls free is filled in the next step.
+        concurrency=settings.slots + settings.lookahead,
+        hostname=f"celery-llama@{settings.worker_name}",
+        loglevel=settings.log_level.upper(),
+        quiet=True,
+        without_gossip=True,
+        without_mingle=True,
+    )
+    worker.start()
+    return int(worker.exitcode or 0)
+
+
+def queue_keys(settings: WorkerSettings) -> list[str]:
+    """The Redis lists that are the queue: kombu appends the priority to the name of all but the first."""
+    return [settings.namespace if step == 0 else f"{settings.namespace}\x06\x16{step}" for step in PRIORITIES]
+
+
+def in_work() -> tuple[Collection[str], Collection[str]]:
+    """Job ids and delivery tags of every message that this process holds."""
+    requests = list(celery_state.requests.values())
+    return [request.id for request in requests], [request.message.delivery_tag for request in requests]
+
+
+def _mark_started(app: Celery) -> Callable[[Delivery], None]:
+    """Store Celery's state STARTED; the tracer, which does it in stock Celery, runs only at the end of a job."""
+    meta = {"pid": os.getpid(), "hostname": socket.gethostname()}
+    return lambda delivery: app.backend.store_result(delivery.job_id, meta, "STARTED")
+
+
+def _publish_again(app: Celery) -> Callable[[str, Any, int], None]:
+    return lambda job_id, body, priority: publish(app, job_id, body, priority)
+
+
+def crash(error: BaseException) -> None:
+    """End the process at once, from whatever thread: a worker with a dead part must not go on taking jobs."""
+    logger.critical("the worker cannot go on: %s", error)
+    logging.shutdown()
+    os._exit(EXIT_CRASHED)

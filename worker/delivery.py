@@ -1,0 +1,115 @@
+"""One message of Celery's that this worker holds, and how its callbacks are called. Owned by the pool; hub thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery.worker.request import Request
+from celery.worker.state import task_ready
+
+from worker.outcome import Outcome
+
+#: Celery's tracer answers with: whether the task failed, the value's description or the exception, the runtime.
+TracerAnswer = tuple[Any, Any, float]
+
+
+class EngineRequest(Request):  # type: ignore[misc]
+    """Celery's request of an engine task: being terminated means that the engine is asked to end the job.
+
+    Stock Celery acknowledges the message in the same breath as it kills the child process. Here the message stays until
+    the terminal event is in the stream; then the pool calls `conclude_revoked`.
+    """
+
+    #: When the task was accepted (Unix seconds).
+    time_start: float | None
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        """Answer `revoke(terminate=True)`, Flower's button."""
+        pool.revoke(self)
+
+    def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
+        """Answer a cold shutdown: nothing, since the pool hands its jobs back as it stops."""
+
+    def conclude_revoked(self, pool: Any) -> None:
+        """Announce the revocation, store REVOKED, acknowledge: all that stock Celery does."""
+        if self.time_start is None:
+            self.time_start = time.time()
+        super().terminate(pool)
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class Delivery:
+    """A task's message between `on_apply` and its acknowledgement. Celery keeps only a weak reference to it."""
+
+    #: What Celery takes for the process that runs the task.
+    pid: int
+    job_id: str
+    #: Celery's tracer and its arguments: task name, id, request, body, content type, content encoding.
+    tracer: Callable[..., TracerAnswer]
+    arguments: tuple[Any, ...]
+    request: EngineRequest
+    callback: Callable[[TracerAnswer], None]
+    accept_callback: Callable[[int, float], None]
+    soft_limit_seconds: float | None = None
+    hard_limit_seconds: float | None = None
+    accepted_at: float | None = None
+    #: Earlier deliveries of the same job, whose messages still have to go.
+    stale: list[EngineRequest] = field(default_factory=list)
+    #: Set once the attempt is over; a redelivery that comes later is not adopted.
+    outcome: Outcome | None = None
+    answer: TracerAnswer | None = None
+
+    def terminate(self, signal: Any = None) -> None:
+        """Part of Celery's contract for what `apply_async` returns; the request has asked the pool already."""
+
+    def accept(self) -> None:
+        """Tell Celery that the task has started."""
+        self.accepted_at = time.monotonic()
+        self.accept_callback(self.pid, self.accepted_at)
+
+    def adopt(self, request: EngineRequest, callback: Any, accept_callback: Any) -> None:
+        """Take a second message for the same job in the first one's place."""
+        self.stale.append(self.request)
+        self.request, self.callback, self.accept_callback = request, callback, accept_callback
+        if self.accepted_at is not None:
+            accept_callback(self.pid, self.accepted_at)
+
+    def conclude(self, pool: Any) -> None:
+        """Give the outcome to Celery: the state is stored, the event is sent, the message is acknowledged."""
+        assert self.outcome is not None
+        result = self.outcome.result
+        if self.outcome.kind == "handed_back":
+            task_ready(self.request)
+            self.request.reject(requeue=True)
+        elif result is not None and result.status == "cancelled":
+            self.request.conclude_revoked(pool)
+        elif self.hit_hard_limit:
+            self.request.on_timeout(False, self.hard_limit_seconds)
+        elif self.answer is not None:
+            failed, value, runtime = self.answer
+            if self.accepted_at is not None:
+                runtime = time.monotonic() - self.accepted_at
+            if not failed and result is not None:
+                value = f"{result.status}, {result.usage.completion_tokens} tokens"  # Flower shows it; texts stay out
+            self.callback((failed, value, runtime))
+        for request in self.stale:
+            request.acknowledge()
+
+    @property
+    def needs_tracer(self) -> bool:
+        """Whether Celery's tracer stores the outcome; a revocation and a hard time limit are stored by the request."""
+        if self.outcome is None or self.outcome.kind == "handed_back" or self.hit_hard_limit:
+            return False
+        return self.outcome.result is None or self.outcome.result.status != "cancelled"
+
+    @property
+    def hit_hard_limit(self) -> bool:
+        """Whether Celery's hard time limit has ended the job."""
+        result = self.outcome.result if self.outcome else None
+        if result is None or self.hard_limit_seconds is None or self.accepted_at is None:
+            return False
+        timed_out = any(choice.finish_reason == "timeout" for choice in result.choices)
+        return timed_out and time.monotonic() - self.accepted_at >= self.hard_limit_seconds

@@ -1,0 +1,103 @@
+"""Which slots hold which beginnings of prompts, in whole chunks. Pure; owned by the scheduler, on the engine thread.
+
+A tree: each node is one chunk after its parent's, and knows the slots whose cells hold it. Only cells that were
+computed in whole chunks are entered, and only whole chunks are given out, so that a prompt's rounding does not depend
+on who else was there (docs/architecture.md, "Reproducible output").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+Chunk = tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    parent: _Node | None = None
+    chunk: Chunk = ()
+    depth: int = 0
+    children: dict[Chunk, _Node] = field(default_factory=dict)
+    slots: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest beginning of a prompt that some slots hold."""
+
+    tokens: int
+    slots: frozenset[int]
+
+
+class PrefixCache:
+    """Matches prompts against the cells of all slots, in use or not."""
+
+    def __init__(self, chunk_tokens: int) -> None:
+        self.chunk_tokens = chunk_tokens
+        self._root = _Node()
+        #: The deepest node of each slot; its ancestors hold the slot too.
+        self._tips: dict[int, _Node] = {}
+
+    def match(self, tokens: Sequence[int]) -> Match:
+        """The longest whole-chunk beginning of `tokens` that any slot holds, short of the last token.
+
+        The last token is never matched: its logits are wanted, so it has to be computed.
+        """
+        node = self._root
+        for chunk in self._chunks(tokens, len(tokens) - 1):
+            child = node.children.get(chunk)
+            if child is None:
+                break
+            node = child
+        return Match(node.depth * self.chunk_tokens, frozenset(node.slots))
+
+    def held(self, slot: int) -> int:
+        """Tokens that are known of a slot's cells."""
+        return self._tips[slot].depth * self.chunk_tokens if slot in self._tips else 0
+
+    def position(self, slot: int) -> object:
+        """Equal for two slots if and only if their cells hold the same chunks."""
+        return self._tips.get(slot, self._root)
+
+    def enter(self, slot: int, tokens: Sequence[int], read: int) -> None:
+        """The slot's cells hold the first `read` of `tokens`; replaces what was known of the slot."""
+        self.forget(slot)
+        node = self._root
+        for chunk in self._chunks(tokens, read):
+            child = node.children.get(chunk)
+            if child is None:
+                child = node.children[chunk] = _Node(node, chunk, node.depth + 1)
+            child.slots.add(slot)
+            node = child
+        if node is not self._root:
+            self._tips[slot] = node
+
+    def extend(self, slot: int, chunk: Chunk) -> None:
+        """The slot's cells hold one more whole chunk."""
+        node = self._tips.get(slot, self._root)
+        child = node.children.get(chunk)
+        if child is None:
+            child = node.children[chunk] = _Node(node, chunk, node.depth + 1)
+        child.slots.add(slot)
+        self._tips[slot] = child
+
+    def forget(self, slot: int) -> None:
+        """The slot's cells are about to change."""
+        node: _Node | None = self._tips.pop(slot, None)
+        while node is not None and node.parent is not None:
+            node.slots.discard(slot)
+            if not node.slots:
+                # No slot holds this chunk, so none holds a chunk below it: the whole branch can go.
+                node.parent.children.pop(node.chunk, None)
+            node = node.parent
+
+    def clear(self) -> None:
+        """All cells are lost."""
+        self._root = _Node()
+        self._tips.clear()
+
+    def _chunks(self, tokens: Sequence[int], limit: int) -> Iterator[Chunk]:
+        size = self.chunk_tokens
+        for start in range(0, limit // size * size, size):
+            yield tuple(tokens[start : start + size])

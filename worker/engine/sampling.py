@@ -1,0 +1,270 @@
+"""Choosing the next token: llama.cpp's sampler chain in llama-server's order, grammar, log-probabilities.
+
+A sampler is built on the admit thread and from then on used by the engine thread only. It sees a row of logits and
+nothing of the context, so a test needs a vocabulary but no decoding.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import llama_cpp.llama_cpp as lib
+import numpy as np
+import numpy.typing as npt
+
+from producer.errors import InvalidJob
+from producer.jobs import GenerateJob
+from worker.engine.model import LlamaModel, complaint
+from worker.engine.plan import Alternative, Sampled
+from worker.errors import BadGrammar, EngineFault
+
+Logits = npt.NDArray[np.float32]
+
+#: Below this a temperature is 0: dividing logits by less overflows float32, and llama.cpp then chooses the last token.
+_GREEDY_BELOW = 1e-6
+#: How many of the likeliest tokens are offered to a grammar one by one.
+_LIKELY = 64
+#: llama.cpp allocates by this; a larger value from a job could end the process.
+_MAX_WINDOW_TOKENS = 65_536
+
+
+class Candidates:
+    """The array of candidates that samplers work in, one for the whole engine: (n_vocab,) of id, logit, probability."""
+
+    def __init__(self, n_vocab: int) -> None:
+        self._data = np.zeros(n_vocab, dtype=[("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+        self._ids = np.arange(n_vocab, dtype=np.int32)
+        self._start = ctypes.cast(self._data.ctypes.data, ctypes.POINTER(lib.llama_token_data))
+        self._array: Any = lib.llama_token_data_array()
+        self._pointer = ctypes.pointer(self._array)
+        self._one_data: Any = lib.llama_token_data()
+        self._one_array: Any = lib.llama_token_data_array(data=ctypes.pointer(self._one_data))
+        self._one_pointer = ctypes.pointer(self._one_array)
+
+    def load(self, row: Logits) -> None:
+        """Start from a row of logits."""
+        self._data["id"] = self._ids  # the last sampler may have sorted them
+        self._data["logit"] = row
+        self._array.data = self._start  # XTC drops the likeliest by moving the pointer
+        self._array.size = len(self._data)
+        self._array.selected = -1
+        self._array.sorted = False
+
+    def apply(self, sampler: Any) -> None:
+        """Let one of llama.cpp's samplers (or chains) work on the candidates."""
+        lib.llama_sampler_apply(sampler, self._pointer)
+
+    def best(self) -> int:
+        """The likeliest token, the first of equals; before anything has sorted the candidates."""
+        return int(self._data["logit"].argmax())
+
+    def selected(self) -> int:
+        """The token that the chain chose."""
+        if not 0 <= self._array.selected < self._array.size:
+            raise EngineFault("the sampler chose no token")
+        return int(self._array.data[self._array.selected].id)
+
+    def exhausted(self) -> bool:
+        """Whether no candidate is left."""
+        return bool(self._data["logit"].max() == -math.inf)
+
+    def allowed(self, grammar: Any, token: int) -> bool:
+        """Whether the grammar admits the token: microseconds, where the whole vocabulary takes milliseconds."""
+        self._one_data.id, self._one_data.logit, self._one_data.p = token, 1.0, 0.0
+        self._one_array.size, self._one_array.selected, self._one_array.sorted = 1, -1, False
+        lib.llama_sampler_apply(grammar, self._one_pointer)
+        return bool(self._one_data.logit != -math.inf)
+
+
+class LlamaSampler:
+    """One sequence's sampler; without a chain it takes the likeliest token."""
+
+    def __init__(self, chain: Any, grammar: Any, top_logprobs: int | None) -> None:
+        self._chain = chain
+        self._grammar = grammar
+        self._top_logprobs = top_logprobs
+
+    def sample(self, row: Logits, candidates: Candidates) -> Sampled:
+        """Choose a token from raw logits, shape (n_vocab,), and take note of it; raises EngineFault if none is."""
+        token = self._choose(row, candidates)
+        if self._grammar is not None and not candidates.allowed(self._grammar, token):
+            # As llama.cpp's common_sampler: nearly always the first choice fits, and only if it does not is the grammar
+            # held against the whole vocabulary.
+            token = self._choose_within_grammar(row, candidates)
+        if math.isnan(row[token]):
+            raise EngineFault("the model computed logits that are not numbers")
+        self._take_note(token)
+        if self._top_logprobs is None:
+            return Sampled(token)
+        return _with_logprobs(token, row, self._top_logprobs)
+
+    def accept(self, token: int) -> None:
+        """Take note of a token delivered by an earlier attempt; raises EngineFault if the grammar forbids it."""
+        if self._grammar is not None and not Candidates(1).allowed(self._grammar, token):
+            raise EngineFault("the text delivered so far does not follow the grammar")
+        self._take_note(token)
+
+    def prime(self, prompt: Sequence[int]) -> None:
+        """Count the prompt's last tokens among those that repetition penalties look at, as llama-server does."""
+        if self._chain is not None:
+            for token in prompt[-_MAX_WINDOW_TOKENS:]:
+                lib.llama_sampler_accept(self._chain, token)
+
+    def _choose(self, row: Logits, candidates: Candidates) -> int:
+        if self._chain is None:
+            return int(row.argmax())  # of equals the first, as llama.cpp's greedy sampler; a tenth of its cost
+        candidates.load(row)
+        candidates.apply(self._chain)
+        return candidates.selected()
+
+    def _choose_within_grammar(self, row: Logits, candidates: Candidates) -> int:
+        if self._chain is None and (likely := self._likely_within_grammar(row, candidates)) is not None:
+            return likely
+        candidates.load(row)
+        candidates.apply(self._grammar)
+        if candidates.exhausted():
+            raise EngineFault("the grammar admits no token of this vocabulary here")
+        if self._chain is None:
+            return candidates.best()
+        candidates.apply(self._chain)
+        token = candidates.selected()
+        # llama.cpp ends the process when a grammar is given a token that it forbids, so this is never left to chance
+        if not candidates.allowed(self._grammar, token):
+            raise EngineFault("the sampling options leave no token that the grammar admits")
+        return token
+
+    def _likely_within_grammar(self, row: Logits, candidates: Candidates) -> int | None:
+        """The likeliest token that the grammar admits, if it is among the likeliest of all.
+
+        A tenth of the cost of asking the grammar about the whole vocabulary.
+        """
+        count = min(_LIKELY, len(row) - 1)
+        likely = np.argpartition(row, -count - 1)[-count - 1 :]
+        likely = likely[np.lexsort((likely, -row[likely]))]
+        edge = row[likely[-1]]  # as likely as tokens that were left out, so their order is not known
+        for token in likely.tolist():
+            if row[token] == edge:
+                break
+            if candidates.allowed(self._grammar, token):
+                return int(token)
+        return None
+
+    def _take_note(self, token: int) -> None:
+        if self._grammar is not None:
+            lib.llama_sampler_accept(self._grammar, token)
+        if self._chain is not None:
+            lib.llama_sampler_accept(self._chain, token)
+
+    def close(self) -> None:
+        """Free llama.cpp's objects; safe to call twice."""
+        for sampler in (self._chain, self._grammar):
+            if sampler is not None:
+                lib.llama_sampler_free(sampler)
+        self._chain = self._grammar = None
+
+
+def make_sampler(
+    job: GenerateJob, model: LlamaModel, *, seed: int, grammar: str | None = None, prompt: Sequence[int] = ()
+) -> LlamaSampler:
+    """The sampler a job asks for; `grammar` is GBNF that `grammar.py` has checked. Raises InvalidJob, BadGrammar."""
+    biases = _biases(job, model)
+    chain = None if _plainly_greedy(job, biases) else _make_chain(job, model, biases, seed)
+    rules = None
+    if grammar is not None:
+        rules = lib.llama_sampler_init_grammar(model.vocab, grammar.encode(), b"root")
+        if not rules:
+            if chain is not None:
+                lib.llama_sampler_free(chain)
+            raise BadGrammar(f"llama.cpp cannot use the grammar{complaint()}")
+    sampler = LlamaSampler(chain, rules, job.top_logprobs if job.logprobs else None)
+    if _penalises(job) or job.dry_multiplier:
+        sampler.prime(prompt)
+    return sampler
+
+
+def _biases(job: GenerateJob, model: LlamaModel) -> dict[int, float]:
+    """What is added to which token's logit."""
+    biases = {int(token): value for token, value in job.logit_bias.items()}
+    if biases and max(biases) >= model.n_vocab:
+        raise InvalidJob(f"logit_bias: the vocabulary has {model.n_vocab} tokens, so {max(biases)} is none")
+    biases.update(dict.fromkeys(model.suppressed_tokens, -math.inf))
+    if job.ignore_eos:
+        biases.update(dict.fromkeys(model.end_tokens, -math.inf))
+    return biases
+
+
+def _penalises(job: GenerateJob) -> bool:
+    penalties = job.repeat_penalty != 1.0 or job.presence_penalty != 0.0 or job.frequency_penalty != 0.0
+    return penalties and job.repeat_last_n > 0
+
+
+def _plainly_greedy(job: GenerateJob, biases: dict[int, float]) -> bool:
+    """Whether the job wants the likeliest token and nothing changes which that is; truncation never removes it."""
+    altered = biases or _penalises(job) or job.dry_multiplier or job.xtc_probability or job.mirostat
+    return job.temperature < _GREEDY_BELOW and not altered
+
+
+def _make_chain(job: GenerateJob, model: LlamaModel, biases: dict[int, float], seed: int) -> Any:
+    """llama.cpp's chain, in llama-server's order; the chain owns its samplers."""
+    temperature = job.temperature if job.temperature >= _GREEDY_BELOW else 0.0
+    samplers: list[Any] = []
+    if biases:
+        array = (lib.llama_logit_bias * len(biases))(*(lib.llama_logit_bias(*bias) for bias in biases.items()))
+        samplers.append(lib.llama_sampler_init_logit_bias(model.n_vocab, len(biases), array))
+    if job.mirostat == 1:
+        mirostat = lib.llama_sampler_init_mirostat(model.n_vocab, seed, job.mirostat_tau, job.mirostat_eta, 100)
+        samplers += [lib.llama_sampler_init_temp(temperature), mirostat]
+    elif job.mirostat == 2:
+        mirostat = lib.llama_sampler_init_mirostat_v2(seed, job.mirostat_tau, job.mirostat_eta)
+        samplers += [lib.llama_sampler_init_temp(temperature), mirostat]
+    else:
+        samplers += [*_repetition(job, model), *_truncation(job, model, seed)]
+        samplers += [lib.llama_sampler_init_temp(temperature), lib.llama_sampler_init_dist(seed)]
+    chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+    for sampler in samplers:
+        lib.llama_sampler_chain_add(chain, sampler)
+    return chain
+
+
+def _repetition(job: GenerateJob, model: LlamaModel) -> list[Any]:
+    samplers: list[Any] = []
+    if _penalises(job):
+        repeat = max(job.repeat_penalty, 1e-6)  # llama.cpp asserts that its reciprocal is finite
+        penalties = (job.repeat_last_n, repeat, job.frequency_penalty, job.presence_penalty)
+        samplers.append(lib.llama_sampler_init_penalties(model.n_vocab, *penalties))
+    if job.dry_multiplier:
+        window = job.dry_penalty_last_n if job.dry_penalty_last_n >= 0 else model.n_ctx_train
+        breakers = [text.encode(errors="replace") for text in job.dry_sequence_breakers]
+        options = (job.dry_multiplier, job.dry_base, min(job.dry_allowed_length, _MAX_WINDOW_TOKENS))
+        array = (ctypes.c_char_p * len(breakers))(*breakers)
+        window = min(window, _MAX_WINDOW_TOKENS)
+        samplers.append(lib.llama_sampler_init_dry(model.vocab, *options, window, array, len(breakers)))
+    return samplers
+
+
+def _truncation(job: GenerateJob, model: LlamaModel, seed: int) -> list[Any]:
+    samplers: list[Any] = []
+    if job.top_k:
+        samplers.append(lib.llama_sampler_init_top_k(min(job.top_k, model.n_vocab)))
+    if job.typical_p < 1.0:
+        samplers.append(lib.llama_sampler_init_typical(job.typical_p, 1))
+    if job.top_p < 1.0:
+        samplers.append(lib.llama_sampler_init_top_p(job.top_p, 1))
+    if job.min_p > 0.0:
+        samplers.append(lib.llama_sampler_init_min_p(job.min_p, 1))
+    if job.xtc_probability > 0.0:
+        samplers.append(lib.llama_sampler_init_xtc(job.xtc_probability, job.xtc_threshold, 1, seed))
+    return samplers
+
+
+def _with_logprobs(token: int, row: Logits, top: int) -> Sampled:
+    """Log-probabilities of the model itself, before any sampling option, as OpenAI's; alternatives likeliest first."""
+    logits = row.astype(np.float64)
+    peak = logits.max()
+    logits -= peak + math.log(np.exp(logits - peak).sum())
+    best = np.argpartition(row, -top)[-top:] if top else np.empty(0, dtype=np.intp)
+    best = best[np.lexsort((best, -row[best]))]
+    return Sampled(token, float(logits[token]), [Alternative(int(id), float(logits[id])) for id in best])

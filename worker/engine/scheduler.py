@@ -1,0 +1,238 @@
+"""The scheduler: which sequences have a slot, what the next step computes, what came of it. Pure; on the engine thread.
+
+`plan` writes a step, `commit` accounts for one call of it. Decode rows come first and in one call; then prompts are
+read, a chunk of each, until the step's budget is spent. So a prompt of any length delays its neighbours by one chunk a
+step.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from producer.results import FinishReason, JobError
+from worker.engine.memory import PartitionedMemory
+from worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text
+from worker.engine.plan import Call, CallError, CallResult, Limits, Piece, Plan, Vocabulary
+from worker.engine.sequence import Attempt, Sequence
+
+#: Prompts longer than this report how far they have been read, every so many tokens.
+PROGRESS_TOKENS = 512
+
+_FINISH: dict[EndReason, FinishReason] = {"timeout": "timeout", "cancelled": "cancelled"}
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the engine has done since it started; read by other threads, so plain numbers only."""
+
+    steps: int = 0
+    generated_tokens: int = 0
+    read_tokens: int = 0
+    copied_tokens: int = 0
+    largest_batch: int = 0
+    #: Steps whose decode call had a row for every slot.
+    full_batches: int = 0
+    active: int = 0
+    waiting: int = 0
+    cells_used: int = 0
+
+
+class Scheduler:
+    """Decides and accounts; computes nothing."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        vocabulary: Vocabulary,
+        *,
+        chunk_tokens: int,
+        prefill_tokens: int,
+        share_prefixes: bool = True,
+    ) -> None:
+        self.counters = Counters()
+        self._limits = limits
+        self._vocabulary = vocabulary
+        self._chunk_tokens = chunk_tokens
+        self._prefill_tokens = min(prefill_tokens, limits.batch_tokens)
+        self._memory = PartitionedMemory(limits, chunk_tokens=chunk_tokens, share_prefixes=share_prefixes)
+        self._attempts: dict[str, Attempt] = {}
+        self._waiting: list[tuple[tuple[int, int], int, Attempt, Sequence]] = []
+
+    # ---- jobs come and go
+
+    def add(self, attempt: Attempt) -> list[Output]:
+        """Take in an attempt; its sequences wait for slots. One that is complete already ends at once."""
+        self._attempts[attempt.job_id] = attempt
+        for sequence in attempt.unfinished:
+            heapq.heappush(self._waiting, (attempt.order, sequence.choice, attempt, sequence))
+        return [] if attempt.unfinished else self._close(attempt, "done")
+
+    def end(self, job_id: str, reason: EndReason, error: JobError | None = None) -> list[Output]:
+        """End an attempt early; its text so far goes out. Nothing if it is not here (any more)."""
+        attempt = self._attempts.get(job_id)
+        if attempt is None:
+            return []
+        outputs: list[Output] = []
+        for sequence in attempt.unfinished:
+            if reason in _FINISH:
+                sequence.finish_reason = _FINISH[reason]
+                outputs.append(_text(attempt, sequence, sequence.text.finish()))
+        return outputs + self._close(attempt, reason, error)
+
+    def expire(self, now: float) -> list[Output]:
+        """End the attempts whose time is up (monotonic seconds)."""
+        late = [attempt.job_id for attempt, _ in self._memory.running.values() if attempt.deadline <= now]
+        return [output for job_id in dict.fromkeys(late) for output in self.end(job_id, "timeout")]
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to compute."""
+        return not self._attempts
+
+    @property
+    def job_ids(self) -> list[str]:
+        """The jobs that are here, waiting or running."""
+        return list(self._attempts)
+
+    # ---- one step
+
+    def plan(self, now: float) -> Plan:
+        """Write the next step."""
+        self._fill_slots(now)
+        self._memory.arrange()
+        decoding = [item for item in self._memory.running.values() if item[1].remaining == 1]
+        reading = sorted(
+            (item for item in self._memory.running.values() if item[1].remaining > 1), key=lambda item: item[0].order
+        )
+        calls = self._decode_calls(decoding) + self._prefill_calls(reading)
+        operations = self._memory.take_operations()
+        self._count(len(decoding), bool(calls))
+        return Plan(operations, calls)
+
+    def commit(self, call: Call, result: CallResult) -> list[Output]:
+        """Account for one call of the plan."""
+        if result.error is not None:
+            return self._commit_failure(call, result.error)
+        outputs: list[Output] = []
+        for piece in call:
+            attempt, sequence = self._memory.running.get(piece.slot, (None, None))
+            if attempt is None or sequence is None:
+                continue  # a sibling's fault has ended the attempt in this very call
+            self._advance(sequence, piece)
+            outputs += self._report(attempt, sequence, piece)
+            if piece.slot in result.faults:
+                outputs += self.end(
+                    attempt.job_id, "failed", JobError(code="engine_error", message=result.faults[piece.slot])
+                )
+            elif piece.slot in result.sampled:
+                self.counters.generated_tokens += 1
+                text = sequence.take(result.sampled[piece.slot], self._vocabulary, self._limits.cells_per_slot)
+                if text or sequence.finish_reason:
+                    outputs.append(_text(attempt, sequence, text))
+                if sequence.finish_reason:
+                    self._retire(sequence)
+                    if not attempt.unfinished:
+                        outputs += self._close(attempt, "done")
+        return outputs
+
+    # ---- planning
+
+    def _fill_slots(self, now: float) -> None:
+        while self._waiting and self._memory.has_room:
+            _, _, attempt, sequence = heapq.heappop(self._waiting)
+            if attempt.job_id not in self._attempts or sequence.finish_reason is not None:
+                continue  # ended while it waited
+            if attempt.deadline == float("inf"):
+                attempt.deadline = now + attempt.timeout_seconds
+            self._memory.assign(attempt, sequence)
+
+    def _decode_calls(self, decoding: list[tuple[Attempt, Sequence]]) -> list[Call]:
+        together: list[Piece] = []
+        calls: list[Call] = [together]
+        for _, sequence in decoding:
+            piece = sequence.piece(self._chunk_tokens)
+            if sequence.suspect:
+                calls.append([piece])
+            else:
+                together.append(piece)
+        return [call for call in calls if call]
+
+    def _prefill_calls(self, reading: list[tuple[Attempt, Sequence]]) -> list[Call]:
+        budget = self._prefill_tokens
+        by_length: dict[int, list[Piece]] = {}
+        alone: list[Call] = []
+        claimed: set[object] = set()
+        for _, sequence in reading:
+            if self._memory.must_wait(sequence, claimed):
+                continue
+            piece = sequence.piece(self._chunk_tokens)
+            if len(piece.tokens) > budget:
+                break
+            budget -= len(piece.tokens)
+            if sequence.suspect:
+                alone.append([piece])
+            else:
+                by_length.setdefault(len(piece.tokens), []).append(piece)
+        return [*by_length.values(), *alone]
+
+    # ---- accounting
+
+    def _advance(self, sequence: Sequence, piece: Piece) -> None:
+        self._memory.computed(sequence, tuple(piece.tokens))
+        sequence.suspect = False
+        if len(piece.tokens) > 1:
+            self.counters.read_tokens += len(piece.tokens)
+
+    def _report(self, attempt: Attempt, sequence: Sequence, piece: Piece) -> list[Output]:
+        outputs: list[Output] = []
+        if not attempt.started:
+            attempt.started = True
+            outputs.append(Began(attempt.job_id, attempt.number, sequence.cached))
+        reading = sequence.remaining > 0 and sequence.choice == attempt.sequences[0].choice
+        if (
+            reading
+            and len(sequence.tokens) > PROGRESS_TOKENS
+            and piece.start // PROGRESS_TOKENS != sequence.read // PROGRESS_TOKENS
+        ):
+            outputs.append(Read(attempt.job_id, attempt.number, sequence.read))
+        return outputs
+
+    def _commit_failure(self, call: Call, error: CallError) -> list[Output]:
+        """One job's call failed: that job ends. Several jobs' call failed: each is tried in a call of its own."""
+        owners = {self._memory.running[piece.slot][0].job_id for piece in call if piece.slot in self._memory.running}
+        for piece in call:
+            if piece.slot in self._memory.running:
+                self._memory.running[piece.slot][1].suspect = True
+        if error.cells_lost:
+            self._memory.lose_cells()
+        if len(owners) > 1:
+            return []
+        problem = JobError(code="engine_error", message=error.message)
+        return [output for job_id in owners for output in self.end(job_id, "failed", problem)]
+
+    def _retire(self, sequence: Sequence) -> None:
+        self._memory.release(sequence)
+        sequence.sampler.close()
+
+    def _close(self, attempt: Attempt, reason: EndReason, error: JobError | None = None) -> list[Output]:
+        del self._attempts[attempt.job_id]
+        for sequence in attempt.sequences:
+            self._retire(sequence)
+        return [Ended(attempt.job_id, attempt.number, reason, error)]
+
+    def _count(self, decode_rows: int, computing: bool) -> None:
+        counters = self.counters
+        counters.steps += computing
+        counters.largest_batch = max(counters.largest_batch, decode_rows)
+        counters.full_batches += decode_rows == self._limits.slots
+        counters.active = len(self._memory.running)
+        counters.waiting = sum(len(attempt.unfinished) for attempt in self._attempts.values()) - len(
+            self._memory.running
+        )
+        counters.copied_tokens = self._memory.copied_tokens
+        counters.cells_used = sum(sequence.read for _, sequence in self._memory.running.values())
+
+
+def _text(attempt: Attempt, sequence: Sequence, text: str) -> Text:
+    return Text(attempt.job_id, attempt.number, sequence.choice, text, sequence.release_held(), sequence.finish_reason)

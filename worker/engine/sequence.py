@@ -1,0 +1,118 @@
+"""A sequence: one text being decoded. An attempt owns one or more of them (`n` choices).
+
+Owned by the scheduler, on the engine thread, from the moment the attempt is added. No I/O.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from producer.results import FinishReason
+from worker.engine.plan import Piece, Sampled, Sampler, Vocabulary
+
+_arrivals = itertools.count()
+
+
+class TextStream(Protocol):
+    """Turns tokens' bytes into text that may be shown (`detokenizer.TextStream`)."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has appeared."""
+
+    def feed(self, piece: bytes) -> str:
+        """Text that this token releases."""
+
+    def finish(self) -> str:
+        """Text that was held back and is now known not to be part of a stop string."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One text: its tokens, how many of them have cells, and what turns them into text."""
+
+    choice: int
+    #: Prompt, then what was generated, by earlier attempts too.
+    tokens: list[int]
+    prompt_tokens: int
+    max_tokens: int
+    sampler: Sampler
+    text: TextStream
+
+    slot: int | None = None
+    #: Cells: the first `read` tokens have been computed.
+    read: int = 0
+    #: Cells that were copied from a neighbour instead of computed.
+    cached: int = 0
+    #: Run in calls of its own, because a call it was in failed.
+    suspect: bool = False
+    finish_reason: FinishReason | None = None
+    #: Tokens whose text is held back; they go out with the next text.
+    held: list[Sampled] = field(default_factory=list)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that have no cell yet."""
+        return len(self.tokens) - self.read
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens beyond the prompt."""
+        return len(self.tokens) - self.prompt_tokens
+
+    def piece(self, chunk_tokens: int) -> Piece:
+        """What to compute next: one decode row, or the tokens up to the next multiple of the chunk size."""
+        assert self.slot is not None
+        end = min((self.read // chunk_tokens + 1) * chunk_tokens, len(self.tokens))
+        whole = end == len(self.tokens)
+        return Piece(self.slot, self.read, self.tokens[self.read : end], self.sampler if whole else None)
+
+    def take(self, sampled: Sampled, vocabulary: Vocabulary, cells: int) -> str:
+        """Add a sampled token; returns the text it releases and sets `finish_reason` at the end."""
+        if vocabulary.is_end(sampled.token):
+            self.finish_reason = "stop"
+            return self.text.finish()
+        self.tokens.append(sampled.token)
+        self.held.append(sampled)
+        text = self.text.feed(vocabulary.piece(sampled.token))
+        if self.text.stopped:
+            self.finish_reason = "stop"
+        elif self.generated_tokens >= self.max_tokens or len(self.tokens) >= cells:
+            self.finish_reason = "length"
+            text += self.text.finish()
+        return text
+
+    def release_held(self) -> Tokens[Sampled]:
+        """The tokens that go out with the text just released."""
+        held, self.held = self.held, []
+        return held
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """A claimed job in the engine: one attempt of a worker to produce its choices."""
+
+    job_id: str
+    number: int
+    #: 0 is served first.
+    priority: int
+    #: Seconds from the first slot until the attempt ends with what it has.
+    timeout_seconds: float
+    sequences: list[Sequence]
+    #: Set when the first sequence gets a slot (monotonic seconds).
+    deadline: float = float("inf")
+    started: bool = False
+    arrival: int = field(default_factory=lambda: next(_arrivals))
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Who goes first: the more urgent, then the earlier."""
+        return self.priority, self.arrival
+
+    @property
+    def unfinished(self) -> list[Sequence]:
+        """Choices that have not ended."""
+        return [sequence for sequence in self.sequences if sequence.finish_reason is None]

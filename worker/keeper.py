@@ -1,0 +1,90 @@
+"""The keeper: vouches for this worker and its jobs while the engine makes progress, only then. Runs the keeper thread.
+
+Three leases hang on it: the worker's own key, the jobs' places in the ledger's open set, and the scores of kombu's
+unacknowledged messages. A worker that stops vouching loses its jobs to others within the lease.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+
+import redis
+
+from producer.ledger import execute
+from worker.reconciler import Reconciler
+from worker.runner import Ping, Runner
+from worker.settings import WorkerSettings
+from worker.threads import Crash, vital_thread
+
+logger = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Runs the keeper thread."""
+
+    def __init__(
+        self,
+        connection: redis.Redis,
+        settings: WorkerSettings,
+        owner: str,
+        runner: Runner,
+        reconciler: Reconciler,
+        in_work: Callable[[], tuple[Collection[str], Collection[str]]],
+        crash: Crash,
+    ) -> None:
+        """`in_work` names the jobs and the delivery tags that this worker holds; `crash` ends the process."""
+        self._connection = connection
+        self._ledger = settings.ledger
+        self._lease_seconds = settings.lease_seconds
+        self._stall_seconds = settings.stall_seconds
+        self._owner = owner
+        self._runner = runner
+        self._reconciler = reconciler
+        self._in_work = in_work
+        self._crash = crash
+        self._stopping = threading.Event()
+        self._thread = vital_thread("keeper", self._run, crash)
+
+    def start(self) -> None:
+        """Take the lease and begin to keep it; raises redis.RedisError if the server is not there."""
+        self._vouch()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Give up the lease: others may take over at once."""
+        self._stopping.set()
+        if self._thread.ident is None:
+            return
+        self._thread.join()
+        try:
+            self._connection.delete(self._ledger.names.lease(self._owner))
+        except redis.RedisError as error:
+            logger.warning("the lease could not be given up and will lapse by itself: %s", error)
+
+    # ---- keeper thread
+
+    def _run(self) -> None:
+        interval_seconds = self._lease_seconds / 5
+        while not self._stopping.wait(interval_seconds):
+            silent_seconds = time.monotonic() - self._runner.progress_at
+            if silent_seconds > self._stall_seconds:
+                self._crash(TimeoutError(f"the engine has made no progress for {silent_seconds:.0f} s"))
+                return
+            self._runner.send(Ping())
+            if silent_seconds > self._lease_seconds:
+                continue  # no progress for a whole lease: somebody else shall have the jobs
+            try:
+                self._vouch()
+                self._reconciler.tick()
+            except redis.RedisError as error:
+                logger.warning("the lease could not be renewed: %s", error)
+
+    def _vouch(self) -> None:
+        job_ids, delivery_tags = self._in_work()
+        execute(
+            self._connection,
+            self._ledger.vouch(self._owner, self._lease_seconds, time.time(), job_ids, delivery_tags),
+        )

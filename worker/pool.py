@@ -1,0 +1,210 @@
+"""The pool: Celery's pool contract, in which a task occupies an engine slot instead of a process or a thread.
+
+Owns the deliveries. Runs on the hub thread, which is the main thread; the finisher threads run Celery's own tracer for
+a millisecond once a job has ended, so that results, links, retries, signals and events stay stock. Read with
+`celery/concurrency/base.py` and `celery/worker/request.py` (5.7) at hand: what is public there is what we rely on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import queue
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar, Protocol
+
+from celery.concurrency.base import BasePool, apply_target
+from kombu.asynchronous import get_event_loop
+
+from worker.delivery import Delivery
+from worker.outcome import Outcome
+
+logger = logging.getLogger(__name__)
+
+_FINISHER_THREADS = 4
+
+
+class Backstage(Protocol):
+    """What the pool needs of the rest of the worker (`worker.backstage`)."""
+
+    drain_seconds: float
+
+    def admit(self, delivery: Delivery, pool: EnginePool) -> None:
+        """Claim and prepare the job, off the hub thread."""
+
+    def cancel(self, job_id: str) -> None:
+        """Ask for the job's end, off the hub thread."""
+
+    def hand_back(self) -> None:
+        """End every attempt so that others may take the jobs at once."""
+
+    def finish_with(self, outcome: Outcome) -> Any:
+        """Context in which the task's function finds this outcome."""
+
+    def info(self) -> dict[str, Any]:
+        """Figures for `inspect stats` and Flower's Pool tab."""
+
+
+class EnginePool(BasePool):  # type: ignore[misc]
+    """Takes tasks from Celery, gives their outcomes back."""
+
+    signal_safe = False
+    body_can_be_buffer = True
+    task_join_will_block = False
+    #: Set on the subclass that the composition root makes: Celery instantiates the pool itself.
+    backstage: ClassVar[Backstage]
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._pids = itertools.count(1)
+        self._deliveries: dict[str, Delivery] = {}
+        self._finishers = ThreadPoolExecutor(_FINISHER_THREADS, thread_name_prefix="finisher")
+        #: Deliveries whose tracer has run; concluded on the hub thread.
+        self._concluded: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+        self._stopping = False
+        self._adopted = 0
+        self._hub: Any = None
+
+    # ---- life cycle, called by Celery
+
+    def on_start(self) -> None:
+        """Remember the event loop."""
+        self._hub = get_event_loop()
+
+    def register_with_event_loop(self, hub: Any) -> None:
+        """Called at every connect."""
+        self._hub = hub
+
+    def on_stop(self) -> None:
+        """Warm shutdown: let running jobs finish, up to the drain time; hand the rest back."""
+        self._stop(self.backstage.drain_seconds)
+
+    def on_terminate(self) -> None:
+        """Cold shutdown: hand everything back."""
+        self._stop(0.0)
+
+    def flush(self) -> None:
+        """The connection is lost; the jobs run on, and their redeliveries are adopted."""
+
+    def terminate_job(self, pid: int, signal: Any = None) -> None:
+        """Nothing to kill: `EngineRequest.terminate` has asked the engine."""
+
+    # ---- a task comes
+
+    def on_apply(self, target: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        """Take a task; returns what Celery keeps as the task's handle."""
+        if not getattr(self.app.tasks[args[0]], "engine_task", False):
+            callbacks = options.get("callback"), options.get("accept_callback")
+            return self._finishers.submit(apply_target, target, args, kwargs or {}, *callbacks)
+        job_id, request = options["correlation_id"], options["accept_callback"].__self__
+        running = self._deliveries.get(job_id)
+        if running is not None and running.outcome is None:
+            # After a reset connection kombu delivers what is still in work here a second time.
+            self._adopted += 1
+            running.adopt(request, options["callback"], options["accept_callback"])
+            return running
+        delivery = Delivery(
+            pid=next(self._pids),
+            job_id=job_id,
+            tracer=target,
+            arguments=args,
+            request=request,
+            callback=options["callback"],
+            accept_callback=options["accept_callback"],
+            soft_limit_seconds=options.get("soft_timeout"),
+            hard_limit_seconds=options.get("timeout"),
+        )
+        self._deliveries[job_id] = delivery
+        self.backstage.admit(delivery, self)
+        return delivery
+
+    def revoke(self, request: Any) -> None:
+        """Somebody wants the job ended; what becomes of it comes back as its outcome."""
+        self.backstage.cancel(request.id)
+
+    # ---- called by other threads
+
+    def accepted(self, delivery: Delivery) -> None:
+        """The job is claimed and its prompt is prepared. Any thread."""
+        self._hub.call_soon(delivery.accept)
+
+    def ended(self, delivery: Delivery, outcome: Outcome) -> None:
+        """The attempt is over, and the ledger says so. Any thread."""
+        self._finishers.submit(self._finish, delivery, outcome)
+
+    # ---- finisher thread
+
+    def _finish(self, delivery: Delivery, outcome: Outcome) -> None:
+        delivery.outcome = outcome
+        if delivery.needs_tracer:
+            try:
+                with self.backstage.finish_with(outcome):
+                    delivery.answer = delivery.tracer(*delivery.arguments)
+            except (
+                Exception
+            ):  # the backend is away, say: the message stays, the redelivery finds the result in the ledger
+                logger.exception("job %s has ended, but Celery's result could not be stored", delivery.job_id)
+                delivery.outcome = Outcome("handed_back")
+        self._concluded.put(delivery)
+        if not self._stopping:
+            self._hub.call_soon(self._conclude)
+
+    # ---- hub thread; the main thread while stopping
+
+    def _conclude(self) -> None:
+        while True:
+            try:
+                delivery = self._concluded.get_nowait()
+            except queue.Empty:
+                return
+            self._conclude_one(delivery)
+
+    def _conclude_one(self, delivery: Delivery) -> None:
+        if self._deliveries.get(delivery.job_id) is delivery:
+            del self._deliveries[delivery.job_id]
+        try:
+            delivery.conclude(self)
+        except Exception:  # Redis, mostly: the message is not acknowledged, and its redelivery finds the job ended
+            logger.exception("job %s has ended, but its message could not be acknowledged", delivery.job_id)
+
+    def _stop(self, drain_seconds: float) -> None:
+        if self._stopping:
+            return
+        self._stopping = True
+        deadline = time.monotonic() + drain_seconds
+        hurry = _Hurry()
+        while self._deliveries and time.monotonic() < deadline and not hurry.asked:
+            self._wait_for_one(0.1)
+        left = len(self._deliveries)
+        self.backstage.hand_back()
+        give_up = time.monotonic() + 5.0
+        while self._deliveries and time.monotonic() < give_up:
+            self._wait_for_one(0.1)
+        self._finishers.shutdown(wait=True)
+        self._conclude()
+        logger.info("stopped; %d job(s) handed back", left)
+
+    def _wait_for_one(self, timeout_seconds: float) -> None:
+        try:
+            self._conclude_one(self._concluded.get(timeout=timeout_seconds))
+        except queue.Empty:
+            return
+
+    def _get_info(self) -> dict[str, Any]:
+        info: dict[str, Any] = super()._get_info()
+        return {**info, "pid": os.getpid(), "adopted": self._adopted, **self.backstage.info()}
+
+
+class _Hurry:
+    """Takes over the signals while the pool drains: any further one means that the rest is handed back now."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+            signal.signal(number, self._ask)
+
+    def _ask(self, *_: object) -> None:
+        self.asked = True

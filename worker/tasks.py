@@ -1,0 +1,70 @@
+"""The Celery task, and the one place where an outcome becomes a Celery outcome. Runs on the finisher threads."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from celery import Celery
+from celery.exceptions import Ignore
+from celery.worker.control import control_command
+
+from producer.errors import GenerationFailed
+from producer.names import CANCEL_COMMAND, GENERATE_TASK
+from worker.outcome import DROPPED, Outcome
+
+
+class Outcomes(threading.local):
+    """Hands the outcome of the job at hand to the task's function, which the stock tracer calls."""
+
+    current: Outcome = DROPPED
+
+    @contextlib.contextmanager
+    def finish_with(self, outcome: Outcome) -> Iterator[None]:
+        """Context in which the task's function finds this outcome."""
+        self.current = outcome
+        try:
+            yield
+        finally:
+            self.current = DROPPED
+
+
+def register(app: Celery, outcomes: Outcomes) -> None:
+    """Define the tasks on the application."""
+
+    def generate(*_args: Any, **_kwargs: Any) -> dict[str, Any]:
+        return conclude(outcomes.current)
+
+    task = app.task(
+        generate,
+        name=GENERATE_TASK,
+        Request="worker.delivery:EngineRequest",
+        # An expected way to end: no traceback in the log.
+        throws=(GenerationFailed,),
+        # The pool says STARTED when the job starts; the tracer runs only at the end.
+        track_started=False,
+        # The arguments hold the prompt and the value holds the text; neither belongs into logs or events.
+        resultrepr_maxsize=1,
+    )
+    task.engine_task = True
+
+
+def register_cancel_command() -> None:
+    """Let workers obey the client's broadcast. Celery keeps control commands per process, not per application."""
+
+    @control_command(name=CANCEL_COMMAND, args=[("job_id", str)])  # type: ignore[untyped-decorator]
+    def cancel(state: Any, job_id: str) -> dict[str, str]:
+        state.consumer.pool.backstage.cancel(job_id)
+        return {"ok": f"job {job_id} will be cancelled"}
+
+
+def conclude(outcome: Outcome) -> dict[str, Any]:
+    """The task's value, or the exception that stands for how it ended."""
+    result = outcome.result
+    if result is None or result.status == "cancelled":
+        raise Ignore  # somebody else's job, or REVOKED is stored by the request
+    if result.error is not None:
+        raise GenerationFailed(result.error.code, result.error.message)
+    return result.model_dump(mode="json", exclude_none=True)

@@ -1,0 +1,59 @@
+"""A repair of kombu's Redis transport, for the worker process only.
+
+kombu 5.7.0: when the server goes away while a late-acknowledged task runs, the channel outlives the connection's
+client; the restore or the acknowledgement that follows ends in AttributeError("'NoneType' object has no attribute
+'hostname'"), and Celery exits with "Unrecoverable error" (the stack of kombu issues 582 and 970). The channel here
+remembers how it was connected. Installed by `worker.cli` before the application connects.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import kombu.transport
+from kombu.transport import redis as kombu_redis
+
+
+class _RemembersItsConnection:
+    connection: Any
+
+    def __init__(self, connection: Any, **options: Any) -> None:
+        self._connected_with = connection.client
+        super().__init__(connection, **options)  # type: ignore[call-arg]
+
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        if self.connection is not None and self.connection.client is not None:
+            return super()._connparams(asynchronous)  # type: ignore[misc,no-any-return]
+        gone = self.connection
+        self.connection = SimpleNamespace(client=self._connected_with, default_port=kombu_redis.DEFAULT_PORT)
+        try:
+            return super()._connparams(asynchronous)  # type: ignore[misc,no-any-return]
+        finally:
+            self.connection = gone
+
+
+class Channel(_RemembersItsConnection, kombu_redis.Channel):  # type: ignore[misc]
+    """The channel, with a memory."""
+
+
+class Transport(kombu_redis.Transport):  # type: ignore[misc]
+    """The transport of `redis://`, `rediss://` and `unix://`."""
+
+    Channel = Channel
+
+
+class SentinelChannel(_RemembersItsConnection, kombu_redis.SentinelChannel):  # type: ignore[misc]
+    """The channel of a Sentinel connection, with a memory."""
+
+
+class SentinelTransport(kombu_redis.SentinelTransport):  # type: ignore[misc]
+    """The transport of `sentinel://`."""
+
+    Channel = SentinelChannel
+
+
+def install() -> None:
+    """Let kombu's names for Redis mean the repaired transports; URLs keep their look, for Flower's sake."""
+    plain, sentinel = f"{__name__}:Transport", f"{__name__}:SentinelTransport"
+    kombu.transport.TRANSPORT_ALIASES.update(redis=plain, rediss=plain, sentinel=sentinel)
