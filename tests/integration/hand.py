@@ -9,8 +9,9 @@ from typing import Any
 import redis
 
 from producer.events import encode_event
-from producer.ledger import Claim, Emission, EmitAnswer, FinishAnswer, Ledger, Operation, T, execute
+from producer.ledger import Claim, Emission, EmitAnswer, FinishAnswer, Ledger
 from producer.results import Choice, EndStatus, JobError, Result
+from producer.scripts import Operation, T, execute
 
 
 @dataclass

@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from hand import Hand, free_port
 from pydantic import BaseModel
 
 from producer.async_client import AsyncClient, AsyncJobHandle
@@ -16,6 +15,7 @@ from producer.client import Client, JobHandle
 from producer.errors import InvalidJob, JobFailed, JobNotFound, ResultTimeout, ServerUnreachable
 from producer.events import AnyEvent
 from producer.settings import Settings
+from tests.integration.hand import Hand, free_port
 
 Run = Callable[[Callable[[AsyncClient], Coroutine[Any, Any, Any]]], Any]
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import redis
-from hand import Hand
 from redis.exceptions import NoPermissionError
 
 from producer.celery_app import make_app
 from producer.client import Client
 from producer.names import GENERATE_TASK
 from producer.settings import Settings
+from tests.integration.hand import Hand
 
 PROTOCOL = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 

@@ -1,9 +1,10 @@
-"""Write the JSON Schemas of the wire formats to docs/schemas. Run it after a change to producer's models."""
+"""Writes the JSON Schemas of the wire formats to docs/schemas: `python -m docs.json_schemas`. A test compares."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -11,8 +12,8 @@ from producer.events import AnyEvent
 from producer.jobs import GenerateJob
 from producer.results import JobInfo, Result
 
-FOLDER = Path(__file__).parents[1] / "docs" / "schemas"
-FORMATS = {"generate_job": GenerateJob, "event": AnyEvent, "result": Result, "job_info": JobInfo}
+FOLDER = Path(__file__).parent / "schemas"
+FORMATS: dict[str, Any] = {"generate_job": GenerateJob, "event": AnyEvent, "result": Result, "job_info": JobInfo}
 
 
 def schemas() -> dict[str, str]:
