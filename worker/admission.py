@@ -22,10 +22,11 @@ from pydantic_core import from_json
 
 from producer.errors import CeleryLlamaError, InvalidJob, JobTooLarge
 from producer.jobs import MAX_SEED, GenerateJob, parse_generate_job
-from producer.ledger import Claim, Ledger, Operation, execute
+from producer.ledger import Claim, Ledger
 from producer.names import check_job_id
 from producer.replay import Delivered, delivered, read_events
 from producer.results import JobError, Result
+from producer.scripts import Operation, execute
 from worker.delivery import Delivery
 from worker.engine.sequence import Attempt, Sequence
 from worker.outcome import DROPPED, HANDED_BACK, Outcome
