@@ -17,8 +17,21 @@ import numpy.typing as npt
 
 from worker.engine.cores import usable_cores
 from worker.engine.model import LlamaModel, complaint
-from worker.engine.plan import Call, CallError, CallResult, Copy, Limits, Piece, Plan, Trim
-from worker.engine.sampling import Candidates, LlamaSampler
+from worker.engine.plan import (
+    Call,
+    CallError,
+    CallResult,
+    Copy,
+    Drop,
+    Limits,
+    Load,
+    Operation,
+    Piece,
+    Plan,
+    Save,
+    Trim,
+)
+from worker.engine.sampling import Candidates, LlamaSampler, guided
 from worker.errors import EngineFault, StartupError
 from worker.settings import WorkerSettings
 
@@ -59,6 +72,8 @@ class LlamaEngine:
             )
         self._batch = _Batch(self._params.n_batch)
         self._candidates = Candidates(model.n_vocab)
+        #: Cells of sequences that were set aside, by key.
+        self._saved: dict[int, Any] = {}
         self._context: Any = None
         self._memory: Any = None
         if not self._open():
@@ -77,15 +92,28 @@ class LlamaEngine:
             if result.error is not None and result.error.cells_lost:
                 return
 
-    def _operate(self, operation: Copy | Trim) -> None:
-        if isinstance(operation, Trim):
-            self._trim(operation.slot, operation.tokens)
-            return
-        if operation.source != operation.target:
-            # Between partitions llama.cpp copies a whole sequence or asserts, so the tail is cut afterwards.
-            self._trim(operation.target, 0)
-            lib.llama_memory_seq_cp(self._memory, operation.source, operation.target, -1, -1)
-        self._trim(operation.target, operation.tokens)
+    def _operate(self, operation: Operation) -> None:
+        match operation:
+            case Trim(slot, tokens):
+                self._trim(slot, tokens)
+            case Copy(source, target, tokens):
+                if source != target:
+                    # Between partitions llama.cpp copies a whole sequence or asserts, so the tail is cut afterwards.
+                    self._trim(target, 0)
+                    lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+                self._trim(target, tokens)
+            case Save(slot, key):
+                size = lib.llama_state_seq_get_size(self._context, slot)
+                state = (ctypes.c_uint8 * size)()
+                if lib.llama_state_seq_get_data(self._context, state, size, slot) != size:
+                    raise EngineFault("llama.cpp could not copy a slot's cells")
+                self._saved[key] = state
+            case Load(slot, key):
+                state = self._saved.pop(key)
+                if not lib.llama_state_seq_set_data(self._context, state, len(state), slot):
+                    raise EngineFault("llama.cpp could not restore a slot's cells")
+            case Drop(key):
+                self._saved.pop(key, None)
 
     def _trim(self, slot: int, tokens: int) -> None:
         if not lib.llama_memory_seq_rm(self._memory, slot, tokens, -1):
@@ -122,13 +150,20 @@ class LlamaEngine:
 
     def _sample(self, pieces: Sequence[Piece]) -> CallResult:
         result = CallResult()
-        sampling = [piece for piece in pieces if piece.sampler is not None]
-        if not sampling:
+        wanted = [piece for piece in pieces if piece.wants_logits]
+        if not wanted:
             return result
-        for piece, row in zip(sampling, self._logits(len(sampling)), strict=True):
+        rows = dict(zip([piece.slot for piece in wanted], self._logits(len(wanted)), strict=True))
+        for piece in wanted:
+            if piece.sampler is None:
+                continue
             try:
+                row = rows[piece.slot]
+                if piece.guide is not None:
+                    negative_slot, scale = piece.guide
+                    row = guided(row, rows[negative_slot], scale)
                 result.sampled[piece.slot] = cast(LlamaSampler, piece.sampler).sample(row, self._candidates)
-            except Exception as error:
+            except Exception as error:  # whatever it is, the neighbours are not concerned
                 logger.warning("sampling failed in slot %d: %s", piece.slot, error)
                 result.faults[piece.slot] = str(error)
         return result
@@ -185,13 +220,13 @@ class _Batch:
         )
 
     def fill(self, pieces: Sequence[Piece]) -> None:
-        """Lay out the pieces one after another; logits for the last row of each piece that samples."""
+        """Lay out the pieces one after another; logits for the last row of each piece that wants them."""
         if all(len(piece.tokens) == 1 for piece in pieces):
             rows = len(pieces)
             self._tokens[:rows] = [piece.tokens[0] for piece in pieces]
             self._positions[:rows] = [piece.start for piece in pieces]
             self._slots[:rows] = [piece.slot for piece in pieces]
-            self._outputs[:rows] = [piece.sampler is not None for piece in pieces]
+            self._outputs[:rows] = [piece.wants_logits for piece in pieces]
             self.struct.n_tokens = rows
             return
         end = 0
@@ -201,7 +236,7 @@ class _Batch:
             np.add(self._range[: end - start], piece.start, out=self._positions[start:end])
             self._slots[start:end] = piece.slot
             self._outputs[start:end] = 0
-            self._outputs[end - 1] = piece.sampler is not None
+            self._outputs[end - 1] = piece.wants_logits
         self.struct.n_tokens = end
 
 

@@ -1,7 +1,7 @@
 """The partitioned memory: who has which slot, and what the cells of every slot hold. Pure; on the engine thread.
 
-Each slot has its own cells, so a sequence that has a slot never runs out before its slot is full. Slots that nobody uses
-keep what they hold, as prefixes for later jobs, until their turn comes; the one freed longest ago goes first.
+Each slot has its own cells, so a sequence that has a slot never runs out before its slot is full. Slots that nobody
+uses keep what they hold, as prefixes for later jobs, until their turn comes; the one freed longest ago goes first.
 """
 
 from __future__ import annotations

@@ -81,6 +81,11 @@ class Piece(NamedTuple):
     #: This piece is a negative prompt's: its logits steer another piece.
     guides: bool = False
 
+    @property
+    def wants_logits(self) -> bool:
+        """Whether anybody looks at the logits of its last token."""
+        return self.sampler is not None or self.guides
+
 
 #: All pieces of a call have the same length: llama.cpp would cut unequal ones into sub-batches, and where a prompt is
 #: cut decides its rounding.
