@@ -18,7 +18,9 @@ def operate(engine: Engine, *operations: Copy | Trim) -> None:
     assert not list(engine.execute(Plan(operations)))
 
 
-def read(engine: Engine, slot: int, tokens: Sequence[int], sampler: Sampler | None = None, start: int = 0) -> int | None:
+def read(
+    engine: Engine, slot: int, tokens: Sequence[int], sampler: Sampler | None = None, start: int = 0
+) -> int | None:
     """Read tokens in one call; the sampled token if there is a sampler."""
     result = run(engine, Piece(slot, start, tokens, sampler))
     assert result.error is None

@@ -65,9 +65,7 @@ def test_pieces_may_come_in_any_order_of_slots(subject: Subject) -> None:
     pieces = [Piece(slot, 0, [50 + slot, 60, 70], greedy()) for slot in range(4)]
     ascending = run(engine, *pieces)
 
-    shuffled = run(
-        engine, *(pieces[slot] for slot in (2, 0, 3, 1)), operations=[Trim(slot, 0) for slot in range(4)]
-    )
+    shuffled = run(engine, *(pieces[slot] for slot in (2, 0, 3, 1)), operations=[Trim(slot, 0) for slot in range(4)])
 
     assert shuffled.sampled == ascending.sampled
 
@@ -77,9 +75,7 @@ def test_calls_of_a_plan_are_carried_out_in_order(subject: Subject) -> None:
     whole = generate(engine, 0, PROMPT, greedy(), 1)
     operate(engine, Trim(0, 0))
 
-    first, second = engine.execute(
-        Plan(calls=[[Piece(0, 0, PROMPT[:4], None)], [Piece(0, 4, PROMPT[4:], greedy())]])
-    )
+    first, second = engine.execute(Plan(calls=[[Piece(0, 0, PROMPT[:4], None)], [Piece(0, 4, PROMPT[4:], greedy())]]))
 
     assert not first.sampled
     assert second.sampled[0].token == whole[0]

@@ -90,7 +90,9 @@ def test_a_truncated_model_is_refused_without_noise(
     assert capfd.readouterr() == ("", "")
 
 
-def test_llama_cpps_log_goes_to_pythons_at_debug(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
+def test_llama_cpps_log_goes_to_pythons_at_debug(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
     with caplog.at_level(logging.DEBUG), LlamaModel(tiny_model()):
         pass
 
@@ -139,9 +141,7 @@ def test_from_one_slot_to_the_most_that_llama_cpp_knows(model: LlamaModel, slots
 def test_a_samplers_fault_is_its_sequences_own(engine: FailingEngine, greedy: Sampler) -> None:
     expected = generate(engine, 0, PROMPT, greedy, 1)
 
-    result = run(
-        engine, Piece(0, 0, PROMPT, greedy), Piece(1, 0, PROMPT, BrokenSampler()), operations=[Trim(0, 0)]
-    )
+    result = run(engine, Piece(0, 0, PROMPT, greedy), Piece(1, 0, PROMPT, BrokenSampler()), operations=[Trim(0, 0)])
 
     assert result.faults == {1: "broken"}
     assert {slot: sampled.token for slot, sampled in result.sampled.items()} == {0: expected[0]}
@@ -182,9 +182,7 @@ def test_an_aborted_call_is_undone(engine: FailingEngine, greedy: Sampler) -> No
     assert read(engine, 0, [expected[0]], greedy, start=4) == expected[1]
 
 
-def test_after_a_fatal_error_there_is_a_new_context_and_no_further_call(
-    engine: FailingEngine, greedy: Sampler
-) -> None:
+def test_after_a_fatal_error_there_is_a_new_context_and_no_further_call(engine: FailingEngine, greedy: Sampler) -> None:
     expected = generate(engine, 0, PROMPT, greedy, 3)
     engine.codes = [-3]
 

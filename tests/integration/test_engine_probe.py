@@ -72,4 +72,3 @@ def test_a_device_that_cannot_decode_is_a_fault() -> None:
 
     with pytest.raises(EngineFault, match="cannot decode: no device"):
         probe(engine, 251, chunk_tokens=32)
-

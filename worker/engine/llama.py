@@ -15,10 +15,11 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 import numpy.typing as npt
 
+from worker.engine.candidates import Candidates
 from worker.engine.cores import usable_cores
 from worker.engine.model import LlamaModel, complaint
 from worker.engine.plan import Call, CallError, CallResult, Copy, Limits, Piece, Plan, Trim
-from worker.engine.sampling import Candidates, LlamaSampler
+from worker.engine.sampling import LlamaSampler
 from worker.errors import EngineFault, StartupError
 from worker.settings import WorkerSettings
 
@@ -128,7 +129,7 @@ class LlamaEngine:
         for piece, row in zip(sampling, self._logits(len(sampling)), strict=True):
             try:
                 result.sampled[piece.slot] = cast(LlamaSampler, piece.sampler).sample(row, self._candidates)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the neighbours are not concerned
+            except Exception as error:  # whatever it is, the neighbours are not concerned
                 logger.warning("sampling failed in slot %d: %s", piece.slot, error)
                 result.faults[piece.slot] = str(error)
         return result

@@ -1,7 +1,7 @@
 """Choosing the next token: llama.cpp's sampler chain in llama-server's order, grammar, log-probabilities.
 
-A sampler is built on the admit thread and from then on used by the engine thread only. It sees a row of logits and nothing
-of the context, so a test needs a vocabulary but no decoding.
+A sampler is built on the admit thread and from then on used by the engine thread only. It sees a row of logits and
+nothing of the context, so a test needs a vocabulary but no decoding.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from typing import Any
 
 import llama_cpp.llama_cpp as lib
 import numpy as np
-import numpy.typing as npt
 
 from producer.errors import InvalidJob
 from producer.jobs import GenerateJob
+from worker.engine.candidates import Candidates, Logits
 from worker.engine.model import LlamaModel, complaint
 from worker.engine.plan import Alternative, Sampled
 from worker.errors import BadGrammar, EngineFault
-
-Logits = npt.NDArray[np.float32]
 
 #: Below this a temperature is 0: dividing logits by less overflows float32, and llama.cpp then chooses the last token.
 _GREEDY_BELOW = 1e-6
@@ -29,54 +27,6 @@ _GREEDY_BELOW = 1e-6
 _LIKELY = 64
 #: llama.cpp allocates by this; a larger value from a job could end the process.
 _MAX_WINDOW_TOKENS = 65_536
-
-
-class Candidates:
-    """The array of candidates that samplers work in, one for the whole engine: (n_vocab,) of id, logit, probability."""
-
-    def __init__(self, n_vocab: int) -> None:
-        self._data = np.zeros(n_vocab, dtype=[("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-        self._ids = np.arange(n_vocab, dtype=np.int32)
-        self._start = ctypes.cast(self._data.ctypes.data, ctypes.POINTER(lib.llama_token_data))
-        self._array: Any = lib.llama_token_data_array()
-        self._pointer = ctypes.pointer(self._array)
-        self._one_data: Any = lib.llama_token_data()
-        self._one_array: Any = lib.llama_token_data_array(data=ctypes.pointer(self._one_data))
-        self._one_pointer = ctypes.pointer(self._one_array)
-
-    def load(self, row: Logits) -> None:
-        """Start from a row of logits."""
-        self._data["id"] = self._ids  # the last sampler may have sorted them
-        self._data["logit"] = row
-        self._array.data = self._start  # XTC drops the likeliest by moving the pointer
-        self._array.size = len(self._data)
-        self._array.selected = -1
-        self._array.sorted = False
-
-    def apply(self, sampler: Any) -> None:
-        """Let one of llama.cpp's samplers (or chains) work on the candidates."""
-        lib.llama_sampler_apply(sampler, self._pointer)
-
-    def best(self) -> int:
-        """The likeliest token, the first of equals; before anything has sorted the candidates."""
-        return int(self._data["logit"].argmax())
-
-    def selected(self) -> int:
-        """The token that the chain chose."""
-        if not 0 <= self._array.selected < self._array.size:
-            raise EngineFault("the sampler chose no token")
-        return int(self._array.data[self._array.selected].id)
-
-    def exhausted(self) -> bool:
-        """Whether no candidate is left."""
-        return bool(self._data["logit"].max() == -math.inf)
-
-    def allowed(self, grammar: Any, token: int) -> bool:
-        """Whether the grammar admits the token: microseconds, where the whole vocabulary takes milliseconds."""
-        self._one_data.id, self._one_data.logit, self._one_data.p = token, 1.0, 0.0
-        self._one_array.size, self._one_array.selected, self._one_array.sorted = 1, -1, False
-        lib.llama_sampler_apply(grammar, self._one_pointer)
-        return bool(self._one_data.logit != -math.inf)
 
 
 class LlamaSampler:
@@ -88,7 +38,7 @@ class LlamaSampler:
         self._top_logprobs = top_logprobs
 
     def sample(self, row: Logits, candidates: Candidates) -> Sampled:
-        """Choose a token from raw logits, shape (n_vocab,), and take note of it; raises EngineFault if there is none."""
+        """Choose a token from raw logits, shape (n_vocab,), and take note of it; raises EngineFault without one."""
         token = self._choose(row, candidates)
         if self._grammar is not None and not candidates.allowed(self._grammar, token):
             # As llama.cpp's common_sampler: nearly always the first choice fits, and only if it does not is the grammar
@@ -137,8 +87,8 @@ class LlamaSampler:
         return token
 
     def _likely_within_grammar(self, row: Logits, candidates: Candidates) -> int | None:
-        """The likeliest token that the grammar admits, if it is among the likeliest of all; a tenth of the cost of asking
-        the grammar about the whole vocabulary."""
+        """The likeliest token that the grammar admits, if it is among the likeliest of all: far cheaper than asking the
+        grammar about the whole vocabulary."""
         count = min(_LIKELY, len(row) - 1)
         likely = np.argpartition(row, -count - 1)[-count - 1 :]
         likely = likely[np.lexsort((likely, -row[likely]))]
