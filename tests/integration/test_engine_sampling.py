@@ -120,9 +120,9 @@ def test_extreme_options_choose_a_token_all_the_same(model: LlamaModel) -> None:
     extreme: list[dict[str, Any]] = [
         {"top_k": most},
         {"repeat_penalty": 1e-300, "repeat_last_n": 65_536},
-        {"dry_multiplier": 1e300, "dry_base": 1e300, "dry_allowed_length": most, "dry_penalty_last_n": most},
+        {"dry_multiplier": 100.0, "dry_base": 100.0, "dry_allowed_length": most, "dry_penalty_last_n": most},
         {"dry_multiplier": 0.8, "dry_sequence_breakers": []},
-        {"mirostat": 1, "mirostat_tau": 1e300, "mirostat_eta": 1e300},
+        {"mirostat": 1, "mirostat_tau": 100.0, "mirostat_eta": 10.0},
         {"mirostat": 2, "mirostat_tau": 0.0},
         {"xtc_probability": 1.0, "xtc_threshold": 0.0},
         {"top_p": 0.0, "min_p": 1.0, "typical_p": 0.0},
