@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -37,6 +38,16 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _RETRY_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who works here, as results and leases say it."""
+
+    #: Unique to this process, also when a restarted worker has its predecessor's name.
+    owner: str
+    model_name: str
+    reproducible: bool
 
 
 class Preparer(Protocol):
@@ -73,10 +84,7 @@ class Admission:
         runner: Runner,
         publisher: Publisher,
         mark_started: Callable[[Delivery], None],
-        *,
-        owner: str,
-        model_name: str,
-        reproducible: bool,
+        identity: Identity,
     ) -> None:
         """`mark_started` stores Celery's state STARTED."""
         self._connection = connection
@@ -86,9 +94,7 @@ class Admission:
         self._runner = runner
         self._publisher = publisher
         self._mark_started = mark_started
-        self._owner = owner
-        self._model_name = model_name
-        self._reproducible = reproducible
+        self._identity = identity
         self._stopping = threading.Event()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="admit")
 
@@ -130,7 +136,7 @@ class Admission:
             pool.ended(delivery, Outcome("ended", _refused(job_id, error)))
             return
         body, priority = _wire_job(delivery)
-        claim = self._insist(self._ledger.claim(job_id, self._owner, body, priority))
+        claim = self._insist(self._ledger.claim(job_id, self._identity.owner, body, priority))
         if claim is None:
             pool.ended(delivery, HANDED_BACK)
         elif claim.outcome == "busy":
@@ -149,11 +155,11 @@ class Admission:
             job_id,
             claim.attempt,
             attempts=claim.attempt - claim.released,
-            worker=self._owner,
-            model=self._model_name,
+            worker=self._identity.owner,
+            model=self._identity.model_name,
             piece=self._preparer.piece,
             queued_seconds=max(0.0, time.time() - claim.created_unix_seconds),
-            reproducible=self._reproducible,
+            reproducible=self._identity.reproducible,
         )
         self._publisher.open(transcript, partial(pool.ended, delivery))
         pool.accepted(delivery)

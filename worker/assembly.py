@@ -8,25 +8,26 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import time
 import uuid
-from collections.abc import Collection, Iterator
-from contextlib import closing, contextmanager
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import redis
 from celery import Celery
+from celery.platforms import SecurityWarning
 from celery.signals import setup_logging
 from celery.worker import state as celery_state
 
 from producer.celery_app import PRIORITIES, make_app, publish
-from producer.connection import connect, hide_password
-from producer.errors import ServerUnreachable
+from producer.connection import connect
 from worker import tasks, transport
-from worker.admission import Admission
+from worker.admission import Admission, Identity
 from worker.backstage import Backstage
 from worker.delivery import Delivery
 from worker.engine.llama import LlamaEngine, LlamaModel
+from worker.engine.outputs import EndReason
 from worker.engine.preparer import JobPreparer
 from worker.engine.probe import probe
 from worker.engine.scheduler import Scheduler
@@ -36,6 +37,7 @@ from worker.pool import EnginePool
 from worker.publisher import Publisher
 from worker.reconciler import Reconciler
 from worker.runner import End, Runner
+from worker.server import wait_for_server
 from worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
@@ -53,123 +55,88 @@ def run_worker(settings: WorkerSettings) -> int:
         LlamaModel(resolve_model(settings), gpu_layers=settings.gpu_layers, name=settings.model_name) as model,
         LlamaEngine(model, settings) as engine,
     ):
-        report = probe(engine)
-        logger.info("%s, %d slots of %d cells; output %s", model.name, settings.slots, settings.ctx_per_slot, report)
+        report = probe(engine, model.n_vocab, settings.chunk_tokens)
+        vouched = "does not depend" if report.reproducible else "may depend"
+        logger.info("%s: %d slots of %d cells", model.name, settings.slots, settings.ctx_per_slot)
+        logger.info("greedy output %s on who shares the batch (probed in %.1f s)", vouched, report.seconds)
         transport.install()
-        app = make_app(settings)
-        outcomes = tasks.Outcomes()
+        app, outcomes = make_app(settings), tasks.Outcomes()
         tasks.register(app, outcomes)
         tasks.register_cancel_command()
-        with _backstage(settings, model, engine, app, outcomes, report.reproducible) as backstage:
+        # A worker that is restarted under its predecessor's name must not pass for the owner of the other's jobs.
+        identity = Identity(f"{settings.worker_name}-{uuid.uuid4().hex[:6]}", model.name, report.reproducible)
+        with _running(settings, model, engine, app, outcomes, identity) as backstage:
             return _serve(settings, app, backstage)
 
 
 def configure_logging(settings: WorkerSettings) -> None:
     """Log to stderr, one line an event; Celery is kept from setting up its own."""
-    setup_logging.connect(lambda **_: None, weak=False)
+    setup_logging.connect(_keep_our_logging, weak=False)
     logging.basicConfig(format=_LOG_FORMAT, level=settings.log_level.upper(), force=True)
     # One line a job is enough, and it is ours: Celery's would show the task's value.
     logging.getLogger("celery.app.trace").setLevel(logging.ERROR)
     logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)
+    # Celery warns superusers because of pickle, which is not accepted here; a container's user is a superuser often.
+    warnings.simplefilter("ignore", SecurityWarning)
 
 
-def wait_for_server(settings: WorkerSettings) -> None:
-    """Return when Redis answers; raises ServerUnreachable when `connect_seconds` are over."""
-    deadline = time.monotonic() + settings.connect_seconds
-    said = False
-    with closing(redis.Redis.from_url(settings.redis_url, socket_connect_timeout=2, socket_timeout=5)) as connection:
-        while True:
-            try:
-                connection.ping()
-                return
-            except redis.AuthenticationError as error:
-                raise ServerUnreachable(hide_password(settings.redis_url), error) from error
-            except redis.RedisError as error:
-                if time.monotonic() >= deadline:
-                    raise ServerUnreachable(hide_password(settings.redis_url), error) from error
-                if not said:
-                    logger.warning("waiting for Redis at %s: %s", hide_password(settings.redis_url), error)
-                said = True
-                time.sleep(0.5)
+def _keep_our_logging(**_: object) -> None:
+    """Receiving the signal is what keeps Celery from configuring logging."""
 
 
 @contextmanager
-def _backstage(
+def _running(
     settings: WorkerSettings,
     model: LlamaModel,
     engine: LlamaEngine,
     app: Celery,
     outcomes: tasks.Outcomes,
-    reproducible: bool,
+    identity: Identity,
 ) -> Iterator[Backstage]:
-    owner = f"{settings.worker_name}-{uuid.uuid4().hex[:6]}"
-    ledger = settings.ledger
-    scheduler = Scheduler(
-        engine.limits, model, chunk_tokens=settings.chunk_tokens, prefill_tokens=settings.prefill_tokens
-    )
-    connections = [connect(settings) for _ in range(3)]
-    for_events, for_claims, for_leases = connections
+    """Everything behind the pool, started; stopped on the way out."""
+    with ExitStack() as connections:
 
-    publisher: Publisher = Publisher(
-        for_events,
-        ledger,
-        lambda job_id, reason: runner.send(End(job_id, reason)),
-        settings.outbox_tokens,
-        crash,
-    )
-    runner = Runner(engine, scheduler, publisher.put, lambda: publisher.full, crash)
-    preparer = JobPreparer(model, settings.ctx_per_slot)
-    admission = Admission(
-        for_claims,
-        settings,
-        preparer,
-        runner,
-        publisher,
-        lambda delivery: mark_started(app, delivery),
-        owner=owner,
-        model_name=model.name,
-        reproducible=reproducible,
-    )
-    reconciler = Reconciler(
-        for_leases,
-        ledger,
-        lambda job_id, body, priority: publish(app, job_id, body, priority),
-        queue_keys=queue_keys(settings),
-        lease_seconds=settings.lease_seconds,
-    )
-    keeper = Keeper(
-        for_leases,
-        ledger,
-        runner,
-        reconciler,
-        in_work,
-        crash,
-        owner=owner,
-        lease_seconds=settings.lease_seconds,
-        stall_seconds=settings.stall_seconds,
-    )
-    backstage = Backstage(
-        admission=admission,
-        runner=runner,
-        publisher=publisher,
-        keeper=keeper,
-        outcomes=outcomes,
-        drain_seconds=settings.drain_seconds,
-        description={
+        def connection() -> redis.Redis:
+            client: redis.Redis = connections.enter_context(connect(settings))
+            return client
+
+        def end_job(job_id: str, reason: EndReason) -> None:
+            runner.send(End(job_id, reason))
+
+        def outbox_full() -> bool:
+            return publisher.full
+
+        publisher = Publisher(connection(), settings.ledger, end_job, settings.outbox_tokens, crash)
+        scheduler = Scheduler(
+            engine.limits, model, chunk_tokens=settings.chunk_tokens, prefill_tokens=settings.prefill_tokens
+        )
+        runner = Runner(engine, scheduler, publisher.put, outbox_full, crash)
+        preparer = JobPreparer(model, settings.ctx_per_slot)
+        admission = Admission(connection(), settings, preparer, runner, publisher, _mark_started(app), identity)
+        for_leases = connection()
+        reconciler = Reconciler(for_leases, settings, _publish_again(app), queue_keys(settings))
+        keeper = Keeper(for_leases, settings, identity.owner, runner, reconciler, in_work, crash)
+        description = {
             "model": model.name,
             "slots": settings.slots,
             "cells": settings.slots * settings.ctx_per_slot,
-            "reproducible": reproducible,
-            "owner": owner,
-        },
-    )
-    try:
-        backstage.start()
-        yield backstage
-    finally:
-        backstage.stop()
-        for connection in connections:
-            connection.close()
+            "reproducible": identity.reproducible,
+            "owner": identity.owner,
+        }
+        backstage = Backstage(
+            admission=admission,
+            runner=runner,
+            publisher=publisher,
+            keeper=keeper,
+            outcomes=outcomes,
+            drain_seconds=settings.drain_seconds,
+            description=description,
+        )
+        try:
+            backstage.start()
+            yield backstage
+        finally:
+            backstage.stop()
 
 
 def _serve(settings: WorkerSettings, app: Celery, backstage: Backstage) -> int:
@@ -177,7 +144,7 @@ def _serve(settings: WorkerSettings, app: Celery, backstage: Backstage) -> int:
     pool = type("EnginePool", (EnginePool,), {"backstage": backstage, "__module__": EnginePool.__module__})
     worker = app.Worker(
         pool=pool,
-        # A few more messages than slots, claimed and prepared, so that a free slot is filled in the next step.
+        # A few more messages than slots, claimed and prepared: a slot that falls free is filled in the next step.
         concurrency=settings.slots + settings.lookahead,
         hostname=f"celery-llama@{settings.worker_name}",
         loglevel=settings.log_level.upper(),
@@ -200,10 +167,14 @@ def in_work() -> tuple[Collection[str], Collection[str]]:
     return [request.id for request in requests], [request.message.delivery_tag for request in requests]
 
 
-def mark_started(app: Celery, delivery: Delivery) -> None:
+def _mark_started(app: Celery) -> Callable[[Delivery], None]:
     """Store Celery's state STARTED; the tracer, which does it in stock Celery, runs only at the end of a job."""
-    meta: dict[str, Any] = {"pid": os.getpid(), "hostname": socket.gethostname()}
-    app.backend.store_result(delivery.job_id, meta, "STARTED")
+    meta = {"pid": os.getpid(), "hostname": socket.gethostname()}
+    return lambda delivery: app.backend.store_result(delivery.job_id, meta, "STARTED")
+
+
+def _publish_again(app: Celery) -> Callable[[str, Any, int], None]:
+    return lambda job_id, body, priority: publish(app, job_id, body, priority)
 
 
 def crash(error: BaseException) -> None:

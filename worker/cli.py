@@ -5,7 +5,6 @@ Every option is a field of `WorkerSettings`, and also an environment variable `C
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -114,6 +113,5 @@ def main() -> None:
     cli()
 
 
-def as_json(value: Any) -> str:
-    """One line of JSON."""
-    return json.dumps(value, ensure_ascii=False)
+if __name__ == "__main__":
+    main()

@@ -23,6 +23,9 @@ class EngineRequest(Request):  # type: ignore[misc]
     the terminal event is in the stream; then the pool calls `conclude_revoked`.
     """
 
+    #: When the task was accepted (Unix seconds).
+    time_start: float | None
+
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """Answer `revoke(terminate=True)`, Flower's button."""
         pool.revoke(self)

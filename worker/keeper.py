@@ -13,9 +13,10 @@ from collections.abc import Callable, Collection
 
 import redis
 
-from producer.ledger import Ledger, execute
+from producer.ledger import execute
 from worker.reconciler import Reconciler
 from worker.runner import Ping, Runner
+from worker.settings import WorkerSettings
 from worker.threads import Crash, vital_thread
 
 logger = logging.getLogger(__name__)
@@ -27,26 +28,23 @@ class Keeper:
     def __init__(
         self,
         connection: redis.Redis,
-        ledger: Ledger,
+        settings: WorkerSettings,
+        owner: str,
         runner: Runner,
         reconciler: Reconciler,
         in_work: Callable[[], tuple[Collection[str], Collection[str]]],
         crash: Crash,
-        *,
-        owner: str,
-        lease_seconds: int,
-        stall_seconds: float,
     ) -> None:
         """`in_work` names the jobs and the delivery tags that this worker holds; `crash` ends the process."""
         self._connection = connection
-        self._ledger = ledger
+        self._ledger = settings.ledger
+        self._lease_seconds = settings.lease_seconds
+        self._stall_seconds = settings.stall_seconds
+        self._owner = owner
         self._runner = runner
         self._reconciler = reconciler
         self._in_work = in_work
         self._crash = crash
-        self._owner = owner
-        self._lease_seconds = lease_seconds
-        self._stall_seconds = stall_seconds
         self._stopping = threading.Event()
         self._thread = vital_thread("keeper", self._run, crash)
 

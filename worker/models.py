@@ -1,7 +1,7 @@
-"""Which file `--model` means: a path, the demo model, or a file on the Hugging Face Hub. Runs once, before all else.
+"""Which file `--model` means: a path, the demo model, or a file on the Hugging Face Hub. Runs once, at the start.
 
-The demo model is re-quantised on first use: Q4_1, as it is shipped, gains little from batching on a CPU; Q8_0 gains
-half as much again, at the same quality. Q4_0 would be faster still, but made from 4 bits it reads noticeably worse.
+The demo model is re-quantised on first use: Q4_1, as it is shipped, gains little from batching on a CPU, Q8_0 half as
+much again, at the same quality; Q4_0 would be faster still, but is made from 4 bits and reads noticeably worse.
 """
 
 from __future__ import annotations

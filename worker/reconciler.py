@@ -14,7 +14,8 @@ from typing import Any, cast
 
 import redis
 
-from producer.ledger import Ledger, execute
+from producer.ledger import execute
+from worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -29,18 +30,16 @@ class Reconciler:
     def __init__(
         self,
         connection: redis.Redis,
-        ledger: Ledger,
+        settings: WorkerSettings,
         publish: Callable[[str, Any, int], None],
-        *,
         queue_keys: list[str],
-        lease_seconds: int,
     ) -> None:
-        """`publish` sends a job's message again: id, body, priority. `queue_keys`: the queue's lists, by priority."""
+        """`publish` sends a message again: id, body, priority. `queue_keys`: the queue's lists, one a priority."""
         self._connection = connection
-        self._ledger = ledger
+        self._ledger = settings.ledger
+        self._lease_seconds = settings.lease_seconds
         self._publish = publish
         self._queue_keys = queue_keys
-        self._lease_seconds = lease_seconds
         self._suspects: set[str] = set()
 
     def tick(self) -> None:

@@ -20,7 +20,7 @@ class _RemembersItsConnection:
 
     def __init__(self, connection: Any, **options: Any) -> None:
         self._connected_with = connection.client
-        super().__init__(connection, **options)
+        super().__init__(connection, **options)  # type: ignore[call-arg]
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         if self.connection is not None and self.connection.client is not None:

@@ -129,7 +129,7 @@ class LlamaEngine:
         for piece, row in zip(sampling, self._logits(len(sampling)), strict=True):
             try:
                 result.sampled[piece.slot] = cast(LlamaSampler, piece.sampler).sample(row, self._candidates)
-            except Exception as error:  # whatever it is, the neighbours are not concerned
+            except Exception as error:
                 logger.warning("sampling failed in slot %d: %s", piece.slot, error)
                 result.faults[piece.slot] = str(error)
         return result

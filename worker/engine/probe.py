@@ -1,6 +1,6 @@
-"""Finds out at start whether a job's output depends on its neighbours, on this model and device. Before all else runs.
+"""Finds out whether a job's output depends on its neighbours, on this model and device. Runs once, at the start.
 
-It does not where a row's arithmetic is the same however many rows are computed with it: quantised weights on a CPU.
+It holds where a row's arithmetic does not depend on how many rows are computed with it: quantised weights on a CPU.
 Float kernels, and most GPU kernels, are chosen by the number of rows, and then sums are rounded differently.
 """
 
@@ -56,7 +56,7 @@ class _Recorder:
 def probe(engine: Engine, n_vocab: int, chunk_tokens: int) -> ProbeReport:
     """Decode the same sequence alone and among others and compare; leaves every slot empty.
 
-    `chunk_tokens`: the size of chunks that the scheduler will use. Raises EngineFault if the device cannot decode.
+    `chunk_tokens` is the scheduler's size of chunks. Raises EngineFault if the device cannot decode at all.
     """
     begun = time.perf_counter()
     slots = min(engine.limits.slots, 5)
@@ -72,7 +72,7 @@ def probe(engine: Engine, n_vocab: int, chunk_tokens: int) -> ProbeReport:
 
 
 def _run(engine: Engine, prompts: Sequence[Sequence[int]], together: int) -> list[npt.NDArray[np.float32]]:
-    """Read prompts in calls of `together` chunks, then decode all; the first sequence's logits after its calls."""
+    """Read prompts in calls of `together` chunks, then decode all; the first one's logits after each of its calls."""
     recorder = _Recorder()
     pieces = [Piece(slot, 0, tokens, recorder if slot == 0 else None) for slot, tokens in enumerate(prompts)]
     calls: list[Call] = [pieces[at : at + together] for at in range(0, len(pieces), together)]

@@ -38,7 +38,7 @@ class LlamaSampler:
         self._top_logprobs = top_logprobs
 
     def sample(self, row: Logits, candidates: Candidates) -> Sampled:
-        """Choose a token from raw logits, shape (n_vocab,), and take note of it; raises EngineFault without one."""
+        """Choose a token from raw logits, shape (n_vocab,), and take note of it; raises EngineFault if none is."""
         token = self._choose(row, candidates)
         if self._grammar is not None and not candidates.allowed(self._grammar, token):
             # As llama.cpp's common_sampler: nearly always the first choice fits, and only if it does not is the grammar
@@ -87,8 +87,10 @@ class LlamaSampler:
         return token
 
     def _likely_within_grammar(self, row: Logits, candidates: Candidates) -> int | None:
-        """The likeliest token that the grammar admits, if it is among the likeliest of all: far cheaper than asking the
-        grammar about the whole vocabulary."""
+        """The likeliest token that the grammar admits, if it is among the likeliest of all.
+
+        A tenth of the cost of asking the grammar about the whole vocabulary.
+        """
         count = min(_LIKELY, len(row) - 1)
         likely = np.argpartition(row, -count - 1)[-count - 1 :]
         likely = likely[np.lexsort((likely, -row[likely]))]

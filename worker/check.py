@@ -1,0 +1,71 @@
+"""`celery-llama-worker check`: tries everything that a worker needs, and says what is wrong. Main thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import redis
+
+from producer.connection import hide_password
+from producer.errors import CeleryLlamaError, ServerUnreachable
+from worker.engine.llama import LlamaEngine, LlamaModel
+from worker.engine.probe import probe
+from worker.models import resolve_model
+from worker.server import wait_for_server
+from worker.settings import WorkerSettings
+
+#: Celery 5.7 asks for this version of Redis.
+_OLDEST_SERVER = (6, 2)
+
+Say = Callable[[str], object]
+
+
+def check_all(settings: WorkerSettings, say: Say) -> bool:
+    """Try server and model, saying a line for each; returns whether a worker could start. Raises ServerUnreachable."""
+    say(f"ok    settings: {settings.slots} slots of {settings.ctx_per_slot} cells, lease {settings.lease_seconds} s")
+    unreachable: ServerUnreachable | None = None
+    try:
+        _check_server(settings, say)
+    except ServerUnreachable as error:
+        unreachable = error
+        say(f"WRONG server: {error}")
+    try:
+        _check_model(settings, say)
+    except CeleryLlamaError as error:
+        say(f"WRONG model: {error}")
+        return False
+    if unreachable is not None:
+        raise unreachable
+    return True
+
+
+def _check_server(settings: WorkerSettings, say: Say) -> None:
+    wait_for_server(settings.model_copy(update={"connect_seconds": 0.0}))
+    with redis.Redis.from_url(settings.redis_url) as connection:
+        info = connection.info()
+        version = str(info.get("redis_version", "0"))
+        say(f"ok    server: {hide_password(settings.redis_url)}, version {info.get('valkey_version', version)}")
+        if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST_SERVER:
+            say("      but: older than 6.2, which Celery 5.7 needs")
+        if not info.get("aof_enabled"):
+            say("      but: no append-only file, so queued jobs do not survive the server; set `appendonly yes`")
+        if info.get("maxmemory") and info.get("maxmemory_policy") != "noeviction":
+            say("      but: the server may evict jobs when memory runs short; set `maxmemory-policy noeviction`")
+
+
+def _check_model(settings: WorkerSettings, say: Say) -> None:
+    with (
+        LlamaModel(resolve_model(settings), gpu_layers=settings.gpu_layers, name=settings.model_name) as model,
+        LlamaEngine(model, settings) as engine,
+    ):
+        say(f"ok    model: {model.name} ({model.architecture}, {model.n_vocab} tokens, {model.path})")
+        if model.chat_template is None:
+            say("      but: it has no chat template, so it takes `prompt` and no `messages`")
+        report = probe(engine, model.n_vocab, settings.chunk_tokens)
+        yes_no = {True: "same bits", False: "other bits"}
+        say(
+            f"ok    device: alone and among others, decoding gives the {yes_no[report.decode]}, "
+            f"reading the {yes_no[report.prefill]}"
+        )
+        if not report.reproducible:
+            say("      so: greedy output may depend on who shares the batch; results say `reproducible: false`")
