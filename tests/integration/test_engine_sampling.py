@@ -244,3 +244,15 @@ def test_a_sampler_may_be_closed_twice(model: LlamaModel) -> None:
     subject = sampler(model, grammar='root ::= "a"')
     subject.close()
     subject.close()
+
+
+def test_a_grammar_that_can_be_read_in_ever_more_ways_is_a_fault_before_it_stalls_the_others(model: LlamaModel) -> None:
+    subject = sampler(model, grammar='root ::= "a" root "b" | "a" root "c" | "a"')
+    (letter,) = model.tokenize("a", add_special=False, parse_special=False)
+
+    def accept_twenty() -> None:
+        for _ in range(20):
+            subject.accept(letter)
+
+    with pytest.raises(EngineFault, match="too ambiguous"):
+        accept_twenty()

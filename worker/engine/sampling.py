@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,9 @@ from worker.errors import BadGrammar, EngineFault
 
 #: Below this a temperature is 0: dividing logits by less overflows float32, and llama.cpp then chooses the last token.
 _GREEDY_BELOW = 1e-6
+#: CPU time that a grammar may take over one token; usually microseconds. llama.cpp keeps every way in which the text so
+#: far can be read, and with `root ::= "a" root "b" | "a" root "c" | "a"` there are twice as many after every letter.
+_GRAMMAR_SECONDS = 0.1
 #: How many of the likeliest tokens are offered to a grammar one by one.
 _LIKELY = 64
 #: llama.cpp allocates by this; a larger value from a job could end the process.
@@ -104,7 +108,12 @@ class LlamaSampler:
 
     def _take_note(self, token: int) -> None:
         if self._grammar is not None:
+            begun = time.thread_time()
             lib.llama_sampler_accept(self._grammar, token)
+            if time.thread_time() - begun > _GRAMMAR_SECONDS:
+                raise EngineFault(
+                    "the grammar is too ambiguous: it can be read in more and more ways as the text grows"
+                )
         if self._chain is not None:
             lib.llama_sampler_accept(self._chain, token)
 
