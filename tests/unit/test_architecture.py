@@ -43,6 +43,8 @@ PURE = {
 }
 #: The only ones that know llama.cpp: its functions, and llama-cpp-python's helpers for templates and schemas.
 LLAMA = {
+    "worker/engine/batch.py",
+    "worker/engine/candidates.py",
     "worker/engine/llama.py",
     "worker/engine/model.py",
     "worker/engine/sampling.py",

@@ -15,7 +15,9 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 import numpy.typing as npt
 
-from worker.engine.cores import usable_cores
+from worker.engine.batch import Batch
+from worker.engine.candidates import Candidates
+from worker.engine.machine import available_bytes, usable_cores
 from worker.engine.model import LlamaModel, complaint
 from worker.engine.plan import (
     Call,
@@ -31,7 +33,7 @@ from worker.engine.plan import (
     Save,
     Trim,
 )
-from worker.engine.sampling import Candidates, LlamaSampler, guided
+from worker.engine.sampling import LlamaSampler, guided
 from worker.errors import EngineFault, StartupError
 from worker.settings import WorkerSettings
 
@@ -45,6 +47,8 @@ _FLASH_ATTENTION = {
     "off": lib.LLAMA_FLASH_ATTN_TYPE_DISABLED,
 }
 _CACHE_TYPES = {"f32": lib.GGML_TYPE_F32, "f16": lib.GGML_TYPE_F16, "q8_0": lib.GGML_TYPE_Q8_0}
+
+_CELL_BYTES = {lib.GGML_TYPE_F32: 4.0, lib.GGML_TYPE_F16: 2.0, lib.GGML_TYPE_Q8_0: 34 / 32}
 
 # llama_decode's return values; below INVALID_BATCH the context cannot be trusted any more
 _DONE, _NO_ROOM, _ABORTED, _INVALID_BATCH = 0, 1, 2, -1
@@ -70,7 +74,8 @@ class LlamaEngine:
                 settings.ctx_per_slot,
                 model.n_ctx_train,
             )
-        self._batch = _Batch(self._params.n_batch)
+        _warn_of_memory(model, self._params)
+        self._batch = Batch(self._params.n_batch)
         self._candidates = Candidates(model.n_vocab)
         #: Cells of sequences that were set aside, by key.
         self._saved: dict[int, Any] = {}
@@ -197,60 +202,29 @@ class LlamaEngine:
         self.close()
 
 
-class _Batch:
-    """The one `llama_batch`, over numpy arrays: a few slice assignments fill it, 10 to 30 us for 32 rows."""
-
-    def __init__(self, capacity: int) -> None:
-        self._tokens = np.zeros(capacity, dtype=np.int32)
-        self._positions = np.zeros(capacity, dtype=np.int32)
-        self._slots = np.zeros(capacity, dtype=np.int32)
-        self._outputs = np.zeros(capacity, dtype=np.int8)
-        self._ones = np.ones(capacity, dtype=np.int32)
-        # llama_batch wants a pointer to each row's list of sequences; every row has one sequence, so they never change
-        self._pointers = self._slots.ctypes.data + np.arange(capacity, dtype=np.uint64) * self._slots.itemsize
-        self._range = np.arange(capacity, dtype=np.int32)
-        self.struct = lib.llama_batch(
-            n_tokens=0,
-            token=_pointer(self._tokens, lib.llama_token),
-            embd=None,
-            pos=_pointer(self._positions, lib.llama_pos),
-            n_seq_id=_pointer(self._ones, ctypes.c_int32),
-            seq_id=_pointer(self._pointers, ctypes.POINTER(lib.llama_seq_id)),
-            logits=_pointer(self._outputs, ctypes.c_int8),
-        )
-
-    def fill(self, pieces: Sequence[Piece]) -> None:
-        """Lay out the pieces one after another; logits for the last row of each piece that wants them."""
-        if all(len(piece.tokens) == 1 for piece in pieces):
-            rows = len(pieces)
-            self._tokens[:rows] = [piece.tokens[0] for piece in pieces]
-            self._positions[:rows] = [piece.start for piece in pieces]
-            self._slots[:rows] = [piece.slot for piece in pieces]
-            self._outputs[:rows] = [piece.wants_logits for piece in pieces]
-            self.struct.n_tokens = rows
-            return
-        end = 0
-        for piece in pieces:
-            start, end = end, end + len(piece.tokens)
-            self._tokens[start:end] = piece.tokens
-            np.add(self._range[: end - start], piece.start, out=self._positions[start:end])
-            self._slots[start:end] = piece.slot
-            self._outputs[start:end] = 0
-            self._outputs[end - 1] = piece.wants_logits
-        self.struct.n_tokens = end
-
-
 def _slot(piece: Piece) -> int:
     return piece.slot
-
-
-def _pointer(array: npt.NDArray[Any], kind: Any) -> Any:
-    return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
 
 
 def _spare_slots(model: LlamaModel) -> int:
     """One slot more than sequences, so that the scheduler can always move one; where cells can be copied at all."""
     return 1 if model.can_trim else 0
+
+
+def _warn_of_memory(model: LlamaModel, params: Any) -> None:
+    """Say before it happens why the system may end the process: on a CPU there is no failed allocation to report."""
+    if lib.llama_supports_gpu_offload():
+        return  # there it fails, and is reported
+    head = lib.llama_model_n_embd(model.pointer) // max(1, lib.llama_model_n_head(model.pointer))
+    values = 2 * head * lib.llama_model_n_head_kv(model.pointer) * lib.llama_model_n_layer(model.pointer)
+    needed = params.n_ctx * values * _CELL_BYTES[params.type_k]
+    available = available_bytes()
+    if available is not None and needed > available:
+        logger.warning(
+            "the cells need about %.1f GiB and %.1f GiB are free; lower slots or ctx_per_slot, or set cache_type=q8_0",
+            needed / 2**30,
+            available / 2**30,
+        )
 
 
 def _context_params(model: LlamaModel, settings: WorkerSettings) -> Any:

@@ -8,75 +8,29 @@ from __future__ import annotations
 
 import ctypes
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import llama_cpp.llama_cpp as lib
 import numpy as np
-import numpy.typing as npt
 
 from producer.errors import InvalidJob
 from producer.jobs import GenerateJob
+from worker.engine.candidates import Candidates, Logits
 from worker.engine.model import LlamaModel, complaint
 from worker.engine.plan import Alternative, Sampled
 from worker.errors import BadGrammar, EngineFault
 
-Logits = npt.NDArray[np.float32]
-
 #: Below this a temperature is 0: dividing logits by less overflows float32, and llama.cpp then chooses the last token.
 _GREEDY_BELOW = 1e-6
+#: CPU time that a grammar may take over one token; usually microseconds. llama.cpp keeps every way in which the text so
+#: far can be read, and with `root ::= "a" root "b" | "a" root "c" | "a"` there are twice as many after every letter.
+_GRAMMAR_SECONDS = 0.1
 #: How many of the likeliest tokens are offered to a grammar one by one.
 _LIKELY = 64
 #: llama.cpp allocates by this; a larger value from a job could end the process.
 _MAX_WINDOW_TOKENS = 65_536
-
-
-class Candidates:
-    """The array of candidates that samplers work in, one for the whole engine: (n_vocab,) of id, logit, probability."""
-
-    def __init__(self, n_vocab: int) -> None:
-        self._data = np.zeros(n_vocab, dtype=[("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-        self._ids = np.arange(n_vocab, dtype=np.int32)
-        self._start = ctypes.cast(self._data.ctypes.data, ctypes.POINTER(lib.llama_token_data))
-        self._array: Any = lib.llama_token_data_array()
-        self._pointer = ctypes.pointer(self._array)
-        self._one_data: Any = lib.llama_token_data()
-        self._one_array: Any = lib.llama_token_data_array(data=ctypes.pointer(self._one_data))
-        self._one_pointer = ctypes.pointer(self._one_array)
-
-    def load(self, row: Logits) -> None:
-        """Start from a row of logits."""
-        self._data["id"] = self._ids  # the last sampler may have sorted them
-        self._data["logit"] = row
-        self._array.data = self._start  # XTC drops the likeliest by moving the pointer
-        self._array.size = len(self._data)
-        self._array.selected = -1
-        self._array.sorted = False
-
-    def apply(self, sampler: Any) -> None:
-        """Let one of llama.cpp's samplers (or chains) work on the candidates."""
-        lib.llama_sampler_apply(sampler, self._pointer)
-
-    def best(self) -> int:
-        """The likeliest token, the first of equals; before anything has sorted the candidates."""
-        return int(self._data["logit"].argmax())
-
-    def selected(self) -> int:
-        """The token that the chain chose."""
-        if not 0 <= self._array.selected < self._array.size:
-            raise EngineFault("the sampler chose no token")
-        return int(self._array.data[self._array.selected].id)
-
-    def exhausted(self) -> bool:
-        """Whether no candidate is left."""
-        return bool(self._data["logit"].max() == -math.inf)
-
-    def allowed(self, grammar: Any, token: int) -> bool:
-        """Whether the grammar admits the token: microseconds, where the whole vocabulary takes milliseconds."""
-        self._one_data.id, self._one_data.logit, self._one_data.p = token, 1.0, 0.0
-        self._one_array.size, self._one_array.selected, self._one_array.sorted = 1, -1, False
-        lib.llama_sampler_apply(grammar, self._one_pointer)
-        return bool(self._one_data.logit != -math.inf)
 
 
 class LlamaSampler:
@@ -154,7 +108,12 @@ class LlamaSampler:
 
     def _take_note(self, token: int) -> None:
         if self._grammar is not None:
+            begun = time.thread_time()
             lib.llama_sampler_accept(self._grammar, token)
+            if time.thread_time() - begun > _GRAMMAR_SECONDS:
+                raise EngineFault(
+                    "the grammar is too ambiguous: it can be read in more and more ways as the text grows"
+                )
         if self._chain is not None:
             lib.llama_sampler_accept(self._chain, token)
 
