@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
+
+from worker.engine.sequence import Sequence
 
 
 @dataclass(slots=True)
@@ -21,3 +24,12 @@ class Counters:
     active: int = 0
     waiting: int = 0
     cells_used: int = 0
+
+    def note_step(self, computing: bool, decode_rows: int, slots: int, running: Many[Sequence], waiting: int) -> None:
+        """Take note of a step that has just been planned."""
+        self.steps += computing
+        self.largest_batch = max(self.largest_batch, decode_rows)
+        self.full_batches += decode_rows == slots
+        self.active = len(running)
+        self.waiting = waiting
+        self.cells_used = sum(sequence.read for sequence in running)

@@ -93,7 +93,7 @@ class Scheduler:
         reading = sorted((item for item in running if item[1].reads), key=lambda item: item[0].order)
         calls = self._decode_calls(decoding) + self._prefill_calls(reading)
         operations = self._memory.take_operations()
-        self._count(len(decoding), bool(calls))
+        self._note_step(len(decoding), bool(calls))
         return Plan(operations, calls)
 
     def commit(self, call: Call, result: CallResult) -> list[Output]:
@@ -193,6 +193,13 @@ class Scheduler:
 
     # ---- accounting
 
+    def _note_step(self, decode_rows: int, computing: bool) -> None:
+        running = [sequence for _, sequence in self._memory.running.values()]
+        waiting = sum(len(attempt.unfinished) for attempt in self._attempts.values())
+        waiting -= sum(sequence.guided is None for sequence in running)
+        self.counters.copied_tokens = self._memory.copied_tokens
+        self.counters.note_step(computing, decode_rows, self._limits.slots, running, waiting)
+
     def _advance(self, attempt: Attempt, sequence: Sequence, piece: Piece) -> None:
         self._memory.computed(attempt, sequence, tuple(piece.tokens))
         sequence.suspect = False
@@ -236,17 +243,6 @@ class Scheduler:
         for sequence in attempt.sequences:
             self._retire(sequence)
         return [Ended(attempt.job_id, attempt.number, reason, error)]
-
-    def _count(self, decode_rows: int, computing: bool) -> None:
-        counters = self.counters
-        counters.steps += computing
-        counters.largest_batch = max(counters.largest_batch, decode_rows)
-        counters.full_batches += decode_rows == self._limits.slots
-        counters.active = len(self._memory.running)
-        texts = sum(sequence.guided is None for _, sequence in self._memory.running.values())
-        counters.waiting = sum(len(attempt.unfinished) for attempt in self._attempts.values()) - texts
-        counters.copied_tokens = self._memory.copied_tokens
-        counters.cells_used = sum(sequence.read for _, sequence in self._memory.running.values())
 
 
 def _text(attempt: Attempt, sequence: Sequence, text: str) -> Text:
