@@ -16,11 +16,16 @@ PROMPT = [11, 12, 13]
 LONG = list(range(20, 50))
 
 
-def job(job_id: str, prompt: list[int], *, priority: int = 5, timeout_seconds: float = 1e6, **options: int) -> Attempt:
+def job(
+    job_id: str, prompt: list[int], *, priority: int = 5, timeout_seconds: float = 1e6, max_tokens: int = 8
+) -> Attempt:
     """A job with one choice that goes on for as long as it may."""
     endless = FakeSampler(says=[1] * 100)
     return attempt(
-        job_id, sequence(prompt, sampler=endless, **options), priority=priority, timeout_seconds=timeout_seconds
+        job_id,
+        sequence(prompt, sampler=endless, max_tokens=max_tokens),
+        priority=priority,
+        timeout_seconds=timeout_seconds,
     )
 
 
@@ -122,7 +127,7 @@ def test_a_job_that_waits_for_a_slot_is_in_the_step_after_one_falls_free() -> No
 
 def test_slots_go_to_the_more_urgent_and_then_to_the_earlier() -> None:
     rig = Rig(slots=1)
-    order = []
+    order: list[str] = []
     for name, priority in [("running", 0), ("late", 9), ("early", 5), ("next", 5), ("urgent", 0)]:
         rig.add(job(name, PROMPT, max_tokens=1, priority=priority))
         if name == "running":
