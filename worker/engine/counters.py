@@ -25,11 +25,14 @@ class Counters:
     waiting: int = 0
     cells_used: int = 0
 
-    def note_step(self, computing: bool, decode_rows: int, slots: int, running: Many[Sequence], waiting: int) -> None:
+    def note_step(self, computing: bool, decode_rows: int, slots: int) -> None:
         """Take note of a step that has just been planned."""
         self.steps += computing
         self.largest_batch = max(self.largest_batch, decode_rows)
         self.full_batches += decode_rows == slots
+
+    def take_stock(self, running: Many[Sequence], unfinished: int) -> None:
+        """Take note of the sequences that have a slot, and of how many there are in all."""
         self.active = len(running)
-        self.waiting = waiting
+        self.waiting = unfinished - sum(sequence.guided is None for sequence in running)
         self.cells_used = sum(sequence.read for sequence in running)

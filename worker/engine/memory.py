@@ -22,7 +22,7 @@ class PartitionedMemory:
         self.copied_tokens = 0
         self._chunk_tokens = chunk_tokens
         self._share = share_prefixes and limits.can_trim
-        self._movable = limits.can_trim
+        self._movable = limits.can_trim and limits.spare_slots > 0
         self._slots = limits.slots
         self._cache = PrefixCache(chunk_tokens)
         #: Slots without a sequence, the one freed longest ago first.
@@ -113,7 +113,7 @@ class PartitionedMemory:
         """The context is new and empty: everybody reads from the start again."""
         self._cache.clear()
         for _, sequence in self.running.values():
-            sequence.read = 0
+            sequence.read = sequence.cached = 0
 
     # ---- sharing
 
@@ -128,7 +128,7 @@ class PartitionedMemory:
         match = self._cache.match(sequence.tokens)
         if match.tokens > sequence.read:
             following = self._shareable_chunk(sequence, match.tokens)
-            if any(self._reads_next(slot, match.tokens, following) for slot in match.slots):
+            if any(self._reads_next(slot, match.tokens, following, attempt) for slot in match.slots):
                 return True  # it goes on reading the same text: copy once, when it has read all of it
             self._copy(min(match.slots), sequence, match.tokens)
         chunk = self._shareable_chunk(sequence, sequence.read)
@@ -140,10 +140,12 @@ class PartitionedMemory:
         claimed.add(key)
         return False
 
-    def _reads_next(self, slot: int, read: int, chunk: Chunk | None) -> bool:
+    def _reads_next(self, slot: int, read: int, chunk: Chunk | None, follower: Attempt) -> bool:
         if chunk is None or slot not in self.running:
             return False
-        leader = self.running[slot][1]
+        attempt, leader = self.running[slot]
+        if attempt.order > follower.order:
+            return False  # others may keep it from reading; the more urgent one takes the lead
         return leader.read == read and leader.reads and self._shareable_chunk(leader, read) == chunk
 
     def _shareable_chunk(self, sequence: Sequence, start: int) -> Chunk | None:

@@ -7,17 +7,13 @@ step.
 
 from __future__ import annotations
 
-import heapq
-
 from producer.results import FinishReason, JobError
 from worker.engine.counters import Counters
 from worker.engine.memory import PartitionedMemory
 from worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text
 from worker.engine.plan import Call, CallError, CallResult, Limits, Piece, Plan, Vocabulary
 from worker.engine.sequence import Attempt, Sequence
-
-#: How often a job may lose its slot to a more urgent one; then it keeps it, so that nobody starves.
-MOST_SET_ASIDE = 3
+from worker.engine.waiting import WaitingRoom
 
 #: Prompts longer than this report how far they have been read, every so many tokens.
 PROGRESS_TOKENS = 512
@@ -44,16 +40,24 @@ class Scheduler:
         self._prefill_tokens = min(prefill_tokens, limits.batch_tokens)
         self._memory = PartitionedMemory(limits, chunk_tokens=chunk_tokens, share_prefixes=share_prefixes)
         self._attempts: dict[str, Attempt] = {}
-        self._waiting: list[tuple[tuple[int, int], int, Attempt, Sequence]] = []
+        self._waiting = WaitingRoom(self._memory)
 
     # ---- jobs come and go
 
     def add(self, attempt: Attempt) -> list[Output]:
-        """Take in an attempt; its sequences wait for slots. One that is complete already ends at once."""
+        """Take in an attempt, in place of an earlier one of the same job; its sequences wait for slots.
+
+        What earlier attempts finished is reported as finished; an attempt that is complete already ends at once.
+        """
+        outputs = self.end(attempt.job_id, "dropped")
         self._attempts[attempt.job_id] = attempt
-        for sequence in attempt.unfinished:
-            heapq.heappush(self._waiting, (attempt.order, sequence.choice, attempt, sequence))
-        return [] if attempt.unfinished else self._close(attempt, "done")
+        for sequence in attempt.sequences:
+            if sequence.finish_reason is None:
+                self._waiting.put(attempt, sequence)
+            else:
+                outputs.append(_text(attempt, sequence, ""))
+        self._take_stock()
+        return outputs if attempt.unfinished else outputs + self._close(attempt, "done")
 
     def end(self, job_id: str, reason: EndReason, error: JobError | None = None) -> list[Output]:
         """End an attempt early; its text so far goes out. Nothing if it is not here (any more)."""
@@ -69,8 +73,8 @@ class Scheduler:
 
     def expire(self, now: float) -> list[Output]:
         """End the attempts whose time is up (monotonic seconds)."""
-        late = [attempt.job_id for attempt, _ in self._memory.running.values() if attempt.deadline <= now]
-        return [output for job_id in dict.fromkeys(late) for output in self.end(job_id, "timeout")]
+        late = [attempt.job_id for attempt in self._attempts.values() if attempt.deadline <= now]
+        return [output for job_id in late for output in self.end(job_id, "timeout")]
 
     @property
     def idle(self) -> bool:
@@ -86,15 +90,13 @@ class Scheduler:
 
     def plan(self, now: float) -> Plan:
         """Write the next step."""
-        self._fill_slots(now)
+        self._waiting.fill_slots(now)
+        reading = self._choose_readers()
         self._memory.arrange()
-        running = self._memory.running.values()
-        decoding = [sequence for _, sequence in running if sequence.decodes]
-        reading = sorted((item for item in running if item[1].reads), key=lambda item: item[0].order)
+        decoding = [sequence for _, sequence in self._memory.running.values() if sequence.decodes]
         calls = self._decode_calls(decoding) + self._prefill_calls(reading)
-        operations = self._memory.take_operations()
         self._note_step(len(decoding), bool(calls))
-        return Plan(operations, calls)
+        return Plan(self._memory.take_operations(), calls)
 
     def commit(self, call: Call, result: CallResult) -> list[Output]:
         """Account for one call of the plan."""
@@ -124,44 +126,19 @@ class Scheduler:
 
     # ---- planning
 
-    def _fill_slots(self, now: float) -> None:
-        while self._waiting:
-            _, _, attempt, sequence = self._waiting[0]
-            if attempt.job_id not in self._attempts or sequence.finish_reason is not None:
-                heapq.heappop(self._waiting)  # ended while it waited
+    def _choose_readers(self) -> list[Sequence]:
+        """Whose prompts this step goes on reading; one that finds all but its last token in the cells decodes."""
+        budget = self._prefill_tokens
+        claimed: set[object] = set()
+        chosen: list[Sequence] = []
+        for attempt, sequence in sorted(self._memory.running.values(), key=lambda item: item[0].order):
+            if not sequence.reads or self._memory.must_wait(attempt, sequence, claimed) or not sequence.reads:
                 continue
-            if not self._may_join(attempt) or not self._make_room(attempt, sequence):
-                return
-            heapq.heappop(self._waiting)
-            if attempt.deadline == float("inf"):
-                attempt.deadline = now + attempt.timeout_seconds
-            self._memory.assign(attempt, sequence)
-
-    def _may_join(self, attempt: Attempt) -> bool:
-        """Whether the attempt may run beside those that run: an exclusive one shares with nobody."""
-        return all(
-            other is attempt or not (attempt.exclusive or other.exclusive) for other, _ in self._memory.running.values()
-        )
-
-    def _make_room(self, attempt: Attempt, sequence: Sequence) -> bool:
-        """See to it that the sequence finds its slots, at less urgent attempts' cost if need be."""
-        needed = len(list(sequence.parts))
-        victims: list[tuple[Attempt, Sequence]] = []
-        freed = self._memory.room
-        for victim, other in sorted(self._memory.running.values(), key=lambda item: item[0].order, reverse=True):
-            if freed >= needed:
+            budget -= len(sequence.piece(self._chunk_tokens).tokens)
+            if budget < 0:
                 break
-            if other.guided is None and victim.priority > attempt.priority and victim.set_aside < MOST_SET_ASIDE:
-                victims.append((victim, other))
-                freed += len(list(other.parts))
-        if freed < needed:
-            return False
-        for victim, other in victims:
-            victim.set_aside += 1
-            self.counters.set_aside += 1
-            self._memory.set_aside(other)
-            heapq.heappush(self._waiting, (victim.order, other.choice, victim, other))
-        return True
+            chosen.append(sequence)
+        return chosen
 
     def _decode_calls(self, decoding: list[Sequence]) -> list[Call]:
         together: list[Piece] = []
@@ -173,18 +150,11 @@ class Scheduler:
                 calls.append([part.piece(self._chunk_tokens) for part in sequence.parts])
         return [call for call in calls if call]
 
-    def _prefill_calls(self, reading: list[tuple[Attempt, Sequence]]) -> list[Call]:
-        budget = self._prefill_tokens
+    def _prefill_calls(self, reading: list[Sequence]) -> list[Call]:
         by_length: dict[int, list[Piece]] = {}
         alone: list[Call] = []
-        claimed: set[object] = set()
-        for attempt, sequence in reading:
-            if self._memory.must_wait(attempt, sequence, claimed):
-                continue
+        for sequence in reading:
             piece = sequence.piece(self._chunk_tokens)
-            if len(piece.tokens) > budget:
-                break
-            budget -= len(piece.tokens)
             if sequence.suspect:
                 alone.append([piece])
             else:
@@ -194,15 +164,18 @@ class Scheduler:
     # ---- accounting
 
     def _note_step(self, decode_rows: int, computing: bool) -> None:
-        running = [sequence for _, sequence in self._memory.running.values()]
-        waiting = sum(len(attempt.unfinished) for attempt in self._attempts.values())
-        waiting -= sum(sequence.guided is None for sequence in running)
+        self.counters.note_step(computing, decode_rows, self._limits.slots)
         self.counters.copied_tokens = self._memory.copied_tokens
-        self.counters.note_step(computing, decode_rows, self._limits.slots, running, waiting)
+        self.counters.set_aside = self._waiting.set_aside
+        self._take_stock()
+
+    def _take_stock(self) -> None:
+        running = [sequence for _, sequence in self._memory.running.values()]
+        unfinished = sum(len(attempt.unfinished) for attempt in self._attempts.values())
+        self.counters.take_stock(running, unfinished)
 
     def _advance(self, attempt: Attempt, sequence: Sequence, piece: Piece) -> None:
         self._memory.computed(attempt, sequence, tuple(piece.tokens))
-        sequence.suspect = False
         if len(piece.tokens) > 1:
             self.counters.read_tokens += len(piece.tokens)
 
@@ -210,7 +183,8 @@ class Scheduler:
         outputs: list[Output] = []
         if not attempt.started:
             attempt.started = True
-            outputs.append(Began(attempt.job_id, attempt.number, sequence.cached))
+            main = sequence.guided or sequence
+            outputs.append(Began(attempt.job_id, attempt.number, min(main.cached, main.prompt_tokens)))
         first = sequence is attempt.sequences[0]
         if (
             first
@@ -223,10 +197,12 @@ class Scheduler:
 
     def _commit_failure(self, call: Call, error: CallError) -> list[Output]:
         """One job's call failed: that job ends. Several jobs' call failed: each is tried in a call of its own."""
-        owners = {self._memory.running[piece.slot][0].job_id for piece in call if piece.slot in self._memory.running}
+        owners: set[str] = set()
         for piece in call:
             if piece.slot in self._memory.running:
-                self._memory.running[piece.slot][1].suspect = True
+                attempt, sequence = self._memory.running[piece.slot]
+                owners.add(attempt.job_id)
+                sequence.suspect_until = piece.start + len(piece.tokens)
         if error.cells_lost:
             self._memory.lose_cells()
         if len(owners) > 1:
@@ -239,9 +215,11 @@ class Scheduler:
         sequence.sampler.close()
 
     def _close(self, attempt: Attempt, reason: EndReason, error: JobError | None = None) -> list[Output]:
+        attempt.ended = True
         del self._attempts[attempt.job_id]
         for sequence in attempt.sequences:
             self._retire(sequence)
+        self._take_stock()
         return [Ended(attempt.job_id, attempt.number, reason, error)]
 
 

@@ -56,8 +56,8 @@ class Sequence:
     saved: int | None = None
     #: Cells that were copied from a neighbour instead of computed.
     cached: int = 0
-    #: Run in calls of its own, because a call it was in failed.
-    suspect: bool = False
+    #: Up to this many cells it runs in calls of its own, because a call that would have led there failed.
+    suspect_until: int = 0
     finish_reason: FinishReason | None = None
     #: Tokens whose text is held back; they go out with the next text.
     held: list[Sampled] = field(default_factory=list)
@@ -66,6 +66,12 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens that have no cell yet."""
         return len(self.tokens) - self.read
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it, or its partner in guidance, may be what makes a call fail."""
+        pair = (self, self.guide or self.guided)
+        return any(part is not None and part.read < part.suspect_until for part in pair)
 
     @property
     def generated_tokens(self) -> int:
@@ -78,6 +84,11 @@ class Sequence:
         yield self
         if self.guide is not None:
             yield self.guide
+
+    @property
+    def width(self) -> int:
+        """How many slots it takes."""
+        return 1 if self.guide is None else 2
 
     @property
     def decodes(self) -> bool:
@@ -118,8 +129,8 @@ class Sequence:
         if self.text.stopped:
             self.finish_reason = "stop"
         elif self.generated_tokens >= self.max_tokens or len(self.tokens) >= cells:
-            self.finish_reason = "length"
             text += self.text.finish()
+            self.finish_reason = "stop" if self.text.stopped else "length"
         return text
 
     def release_held(self) -> Tokens[Sampled]:
@@ -146,6 +157,7 @@ class Attempt:
     started: bool = False
     #: How often a more urgent job has taken its slot.
     set_aside: int = 0
+    ended: bool = False
     arrival: int = field(default_factory=lambda: next(_arrivals))
 
     @property
