@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from worker.engine.plan import Call, CallError, CallResult, Copy, Limits, Plan, Sampled
+from worker.engine.plan import Call, CallError, CallResult, Copy, Drop, Limits, Load, Plan, Sampled, Save, Trim
 
 VOCABULARY = 251
 
@@ -30,6 +30,7 @@ class FakeEngine:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.cells: list[list[int]] = [[] for _ in range(limits.slots + limits.spare_slots)]
+        self.saved: dict[int, list[int]] = {}
         #: Outcomes of the next calls in place of decoding; None decodes.
         self.failures: deque[CallError | None] = deque()
         self.plans: list[Plan] = []
@@ -37,9 +38,17 @@ class FakeEngine:
     def execute(self, plan: Plan) -> Iterator[CallResult]:
         self.plans.append(plan)
         for operation in plan.operations:
-            slot = operation.target if isinstance(operation, Copy) else operation.slot
-            source = operation.source if isinstance(operation, Copy) else slot
-            self.cells[slot] = self.cells[source][: operation.tokens]
+            match operation:
+                case Copy(source, target, tokens):
+                    self.cells[target] = self.cells[source][:tokens]
+                case Trim(slot, tokens):
+                    del self.cells[slot][tokens:]
+                case Save(slot, key):
+                    self.saved[key] = list(self.cells[slot])
+                case Load(slot, key):
+                    self.cells[slot] = self.saved.pop(key)
+                case Drop(key):
+                    del self.saved[key]
         for call in plan.calls:
             error = self.failures.popleft() if self.failures else None
             if error is not None and error.cells_lost:

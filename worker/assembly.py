@@ -11,7 +11,7 @@ import socket
 import uuid
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import redis
@@ -63,9 +63,7 @@ def run_worker(settings: WorkerSettings) -> int:
         app, outcomes = make_app(settings), tasks.Outcomes()
         tasks.register(app, outcomes)
         tasks.register_cancel_command()
-        # A worker that is restarted under its predecessor's name must not pass for the owner of the other's jobs.
-        identity = Identity(f"{settings.worker_name}-{uuid.uuid4().hex[:6]}", model.name, report.reproducible)
-        with _running(settings, model, engine, app, outcomes, identity) as backstage:
+        with _running(settings, model, engine, app, outcomes, report.reproducible) as backstage:
             return _serve(settings, app, backstage)
 
 
@@ -91,43 +89,28 @@ def _running(
     engine: LlamaEngine,
     app: Celery,
     outcomes: tasks.Outcomes,
-    identity: Identity,
+    reproducible: bool,
 ) -> Iterator[Backstage]:
     """Everything behind the pool, started; stopped on the way out."""
-    with ExitStack() as connections:
-
-        def connection() -> redis.Redis:
-            client: redis.Redis = connections.enter_context(connect(settings))
-            return client
-
-        def end_job(job_id: str, reason: EndReason) -> None:
-            runner.send(End(job_id, reason))
-
-        def outbox_full() -> bool:
-            return publisher.full
-
-        publisher = Publisher(connection(), settings.ledger, end_job, settings.outbox_tokens, crash)
-        scheduler = Scheduler(
-            engine.limits, model, chunk_tokens=settings.chunk_tokens, prefill_tokens=settings.prefill_tokens
-        )
-        runner = Runner(engine, scheduler, publisher.put, outbox_full, crash)
-        preparer = JobPreparer(model, settings.ctx_per_slot)
-        admission = Admission(connection(), settings, preparer, runner, publisher, _mark_started(app), identity)
-        for_leases = connection()
+    with connect(settings) as for_events, connect(settings) as for_claims, connect(settings) as for_leases:
+        # A worker restarted under its predecessor's name must not pass for the owner of the other's jobs.
+        identity = Identity(f"{settings.worker_name}-{uuid.uuid4().hex[:6]}", model.name)
+        publisher, runner = _connect_engine(settings, model, engine, for_events)
+        preparer = JobPreparer(model, settings, reproducible=reproducible)
+        admission = Admission(for_claims, settings, preparer, runner, publisher, _mark_started(app), identity)
         reconciler = Reconciler(for_leases, settings, _publish_again(app), queue_keys(settings))
-        keeper = Keeper(for_leases, settings, identity.owner, runner, reconciler, in_work, crash)
         description = {
             "model": model.name,
             "slots": settings.slots,
             "cells": settings.slots * settings.ctx_per_slot,
-            "reproducible": identity.reproducible,
+            "reproducible": reproducible,
             "owner": identity.owner,
         }
         backstage = Backstage(
             admission=admission,
             runner=runner,
             publisher=publisher,
-            keeper=keeper,
+            keeper=Keeper(for_leases, settings, identity.owner, runner, reconciler, in_work, crash),
             outcomes=outcomes,
             drain_seconds=settings.drain_seconds,
             description=description,
@@ -137,6 +120,25 @@ def _running(
             yield backstage
         finally:
             backstage.stop()
+
+
+def _connect_engine(
+    settings: WorkerSettings, model: LlamaModel, engine: LlamaEngine, connection: redis.Redis
+) -> tuple[Publisher, Runner]:
+    """The engine's thread and the publisher's: each tells the other something, so they are made together."""
+
+    def end_job(job_id: str, reason: EndReason) -> None:
+        runner.send(End(job_id, reason))
+
+    def outbox_full() -> bool:
+        return publisher.full
+
+    scheduler = Scheduler(
+        engine.limits, model, chunk_tokens=settings.chunk_tokens, prefill_tokens=settings.prefill_tokens
+    )
+    publisher = Publisher(connection, settings.ledger, end_job, settings.outbox_tokens, crash)
+    runner = Runner(engine, scheduler, publisher.put, outbox_full, crash)
+    return publisher, runner
 
 
 def _serve(settings: WorkerSettings, app: Celery, backstage: Backstage) -> int:

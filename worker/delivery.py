@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -61,6 +62,22 @@ class Delivery:
     #: Set once the attempt is over; a redelivery that comes later is not adopted.
     outcome: Outcome | None = None
     answer: TracerAnswer | None = None
+
+    @property
+    def wire_job(self) -> tuple[str, int]:
+        """The job's body and priority as the message has them; whatever is wrong with them is found after the claim."""
+        request = self.arguments[2]
+        keywords, positional = request.get("kwargs") or {}, request.get("args") or ()
+        body = keywords.get("job", positional[0] if positional else None)
+        priority = (request.get("delivery_info") or {}).get("priority")
+        # In ASCII, whatever it is: only JSON that means something gets past the validation.
+        return json.dumps(body, separators=(",", ":")), priority if isinstance(priority, int) else 0
+
+    @property
+    def limit_seconds(self) -> float | None:
+        """Celery's time limits, the shorter one."""
+        limits = [limit for limit in (self.soft_limit_seconds, self.hard_limit_seconds) if limit]
+        return min(limits, default=None)
 
     def terminate(self, signal: Any = None) -> None:
         """Part of Celery's contract for what `apply_async` returns; the request has asked the pool already."""

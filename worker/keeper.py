@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 
 import redis
 
-from producer.ledger import execute
+from producer.scripts import execute
 from worker.reconciler import Reconciler
 from worker.runner import Ping, Runner
 from worker.settings import WorkerSettings

@@ -16,8 +16,9 @@ from typing import TypeVar
 
 import redis
 
-from producer.ledger import Emission, Ledger, Operation, execute
+from producer.ledger import Emission, Ledger
 from producer.results import JobError
+from producer.scripts import Operation, execute
 from worker.engine.outputs import Ended, EndReason, Output, Text
 from worker.outcome import DROPPED, HANDED_BACK, Outcome
 from worker.threads import Crash, vital_thread

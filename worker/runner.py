@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from producer.results import JobError
+from worker.engine.counters import Counters
 from worker.engine.outputs import EndReason, Output
 from worker.engine.plan import Engine
-from worker.engine.scheduler import Counters, Scheduler
+from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Attempt
 from worker.threads import Crash, vital_thread
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import redis
-from conftest import Hand
 
 from producer import queries
 from producer.events import AnyEvent
@@ -15,6 +14,7 @@ from producer.ledger import Emission, Ledger, Submission
 from producer.names import Names
 from producer.replay import PAGE_ENTRIES, delivered, read_events
 from producer.results import JobInfo
+from tests.integration.hand import Hand
 
 Enter = Callable[..., Submission]
 

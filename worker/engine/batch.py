@@ -36,13 +36,13 @@ class Batch:
         )
 
     def fill(self, pieces: Sequence[Piece]) -> None:
-        """Lay out the pieces one after another; logits for the last row of each piece that samples."""
+        """Lay out the pieces one after another; logits for the last row of each piece that wants them."""
         if all(len(piece.tokens) == 1 for piece in pieces):
             rows = len(pieces)
             self._tokens[:rows] = [piece.tokens[0] for piece in pieces]
             self._positions[:rows] = [piece.start for piece in pieces]
             self._slots[:rows] = [piece.slot for piece in pieces]
-            self._outputs[:rows] = [piece.sampler is not None for piece in pieces]
+            self._outputs[:rows] = [piece.wants_logits for piece in pieces]
             self.struct.n_tokens = rows
             return
         end = 0
@@ -52,7 +52,7 @@ class Batch:
             np.add(self._range[: end - start], piece.start, out=self._positions[start:end])
             self._slots[start:end] = piece.slot
             self._outputs[start:end] = 0
-            self._outputs[end - 1] = piece.sampler is not None
+            self._outputs[end - 1] = piece.wants_logits
         self.struct.n_tokens = end
 
 

@@ -19,8 +19,21 @@ from worker.engine.batch import Batch
 from worker.engine.candidates import Candidates
 from worker.engine.machine import available_bytes, usable_cores
 from worker.engine.model import LlamaModel, complaint
-from worker.engine.plan import Call, CallError, CallResult, Copy, Limits, Piece, Plan, Trim
-from worker.engine.sampling import LlamaSampler
+from worker.engine.plan import (
+    Call,
+    CallError,
+    CallResult,
+    Copy,
+    Drop,
+    Limits,
+    Load,
+    Operation,
+    Piece,
+    Plan,
+    Save,
+    Trim,
+)
+from worker.engine.sampling import LlamaSampler, guided
 from worker.errors import EngineFault, StartupError
 from worker.settings import WorkerSettings
 
@@ -64,6 +77,8 @@ class LlamaEngine:
         _warn_of_memory(model, self._params)
         self._batch = Batch(self._params.n_batch)
         self._candidates = Candidates(model.n_vocab)
+        #: Cells of sequences that were set aside, by key.
+        self._saved: dict[int, Any] = {}
         self._context: Any = None
         self._memory: Any = None
         if not self._open():
@@ -82,15 +97,28 @@ class LlamaEngine:
             if result.error is not None and result.error.cells_lost:
                 return
 
-    def _operate(self, operation: Copy | Trim) -> None:
-        if isinstance(operation, Trim):
-            self._trim(operation.slot, operation.tokens)
-            return
-        if operation.source != operation.target:
-            # Between partitions llama.cpp copies a whole sequence or asserts, so the tail is cut afterwards.
-            self._trim(operation.target, 0)
-            lib.llama_memory_seq_cp(self._memory, operation.source, operation.target, -1, -1)
-        self._trim(operation.target, operation.tokens)
+    def _operate(self, operation: Operation) -> None:
+        match operation:
+            case Trim(slot, tokens):
+                self._trim(slot, tokens)
+            case Copy(source, target, tokens):
+                if source != target:
+                    # Between partitions llama.cpp copies a whole sequence or asserts, so the tail is cut afterwards.
+                    self._trim(target, 0)
+                    lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+                self._trim(target, tokens)
+            case Save(slot, key):
+                size = lib.llama_state_seq_get_size(self._context, slot)
+                state = (ctypes.c_uint8 * size)()
+                if lib.llama_state_seq_get_data(self._context, state, size, slot) != size:
+                    raise EngineFault("llama.cpp could not copy a slot's cells")
+                self._saved[key] = state
+            case Load(slot, key):
+                state = self._saved.pop(key)
+                if not lib.llama_state_seq_set_data(self._context, state, len(state), slot):
+                    raise EngineFault("llama.cpp could not restore a slot's cells")
+            case Drop(key):
+                self._saved.pop(key, None)
 
     def _trim(self, slot: int, tokens: int) -> None:
         if not lib.llama_memory_seq_rm(self._memory, slot, tokens, -1):
@@ -127,13 +155,20 @@ class LlamaEngine:
 
     def _sample(self, pieces: Sequence[Piece]) -> CallResult:
         result = CallResult()
-        sampling = [piece for piece in pieces if piece.sampler is not None]
-        if not sampling:
+        wanted = [piece for piece in pieces if piece.wants_logits]
+        if not wanted:
             return result
-        for piece, row in zip(sampling, self._logits(len(sampling)), strict=True):
+        rows = dict(zip([piece.slot for piece in wanted], self._logits(len(wanted)), strict=True))
+        for piece in wanted:
+            if piece.sampler is None:
+                continue
             try:
+                row = rows[piece.slot]
+                if piece.guide is not None:
+                    negative_slot, scale = piece.guide
+                    row = guided(row, rows[negative_slot], scale)
                 result.sampled[piece.slot] = cast(LlamaSampler, piece.sampler).sample(row, self._candidates)
-            except Exception as error:
+            except Exception as error:  # whatever it is, the neighbours are not concerned
                 logger.warning("sampling failed in slot %d: %s", piece.slot, error)
                 result.faults[piece.slot] = str(error)
         return result

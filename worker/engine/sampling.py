@@ -223,3 +223,17 @@ def _with_logprobs(token: int, row: Logits, top: int) -> Sampled:
     best = np.argpartition(row, -top)[-top:] if top else np.empty(0, dtype=np.intp)
     best = best[np.lexsort((best, -row[best]))]
     return Sampled(token, float(logits[token]), [Alternative(int(id), float(logits[id])) for id in best])
+
+
+def guided(positive: Logits, negative: Logits, scale: float) -> Logits:
+    """Classifier-free guidance on log-probabilities: away from the negative prompt by `scale`; 1 is the positive alone.
+
+    Sanchez et al., "Stay on topic with Classifier-Free Guidance", 2023, equation 7.
+    """
+    towards, away = _log_softmax(positive), _log_softmax(negative)
+    return away + np.float32(scale) * (towards - away)
+
+
+def _log_softmax(row: Logits) -> Logits:
+    shifted = row - row.max()
+    return np.asarray(shifted - np.log(np.exp(shifted).sum()), dtype=np.float32)

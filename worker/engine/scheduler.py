@@ -8,34 +8,21 @@ step.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
 
 from producer.results import FinishReason, JobError
+from worker.engine.counters import Counters
 from worker.engine.memory import PartitionedMemory
 from worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text
 from worker.engine.plan import Call, CallError, CallResult, Limits, Piece, Plan, Vocabulary
 from worker.engine.sequence import Attempt, Sequence
 
+#: How often a job may lose its slot to a more urgent one; then it keeps it, so that nobody starves.
+MOST_SET_ASIDE = 3
+
 #: Prompts longer than this report how far they have been read, every so many tokens.
 PROGRESS_TOKENS = 512
 
 _FINISH: dict[EndReason, FinishReason] = {"timeout": "timeout", "cancelled": "cancelled"}
-
-
-@dataclass(slots=True)
-class Counters:
-    """What the engine has done since it started; read by other threads, so plain numbers only."""
-
-    steps: int = 0
-    generated_tokens: int = 0
-    read_tokens: int = 0
-    copied_tokens: int = 0
-    largest_batch: int = 0
-    #: Steps whose decode call had a row for every slot.
-    full_batches: int = 0
-    active: int = 0
-    waiting: int = 0
-    cells_used: int = 0
 
 
 class Scheduler:
@@ -101,13 +88,12 @@ class Scheduler:
         """Write the next step."""
         self._fill_slots(now)
         self._memory.arrange()
-        decoding = [item for item in self._memory.running.values() if item[1].remaining == 1]
-        reading = sorted(
-            (item for item in self._memory.running.values() if item[1].remaining > 1), key=lambda item: item[0].order
-        )
+        running = self._memory.running.values()
+        decoding = [sequence for _, sequence in running if sequence.decodes]
+        reading = sorted((item for item in running if item[1].reads), key=lambda item: item[0].order)
         calls = self._decode_calls(decoding) + self._prefill_calls(reading)
         operations = self._memory.take_operations()
-        self._count(len(decoding), bool(calls))
+        self._note_step(len(decoding), bool(calls))
         return Plan(operations, calls)
 
     def commit(self, call: Call, result: CallResult) -> list[Output]:
@@ -119,7 +105,7 @@ class Scheduler:
             attempt, sequence = self._memory.running.get(piece.slot, (None, None))
             if attempt is None or sequence is None:
                 continue  # a sibling's fault has ended the attempt in this very call
-            self._advance(sequence, piece)
+            self._advance(attempt, sequence, piece)
             outputs += self._report(attempt, sequence, piece)
             if piece.slot in result.faults:
                 outputs += self.end(
@@ -139,23 +125,52 @@ class Scheduler:
     # ---- planning
 
     def _fill_slots(self, now: float) -> None:
-        while self._waiting and self._memory.has_room:
-            _, _, attempt, sequence = heapq.heappop(self._waiting)
+        while self._waiting:
+            _, _, attempt, sequence = self._waiting[0]
             if attempt.job_id not in self._attempts or sequence.finish_reason is not None:
-                continue  # ended while it waited
+                heapq.heappop(self._waiting)  # ended while it waited
+                continue
+            if not self._may_join(attempt) or not self._make_room(attempt, sequence):
+                return
+            heapq.heappop(self._waiting)
             if attempt.deadline == float("inf"):
                 attempt.deadline = now + attempt.timeout_seconds
             self._memory.assign(attempt, sequence)
 
-    def _decode_calls(self, decoding: list[tuple[Attempt, Sequence]]) -> list[Call]:
+    def _may_join(self, attempt: Attempt) -> bool:
+        """Whether the attempt may run beside those that run: an exclusive one shares with nobody."""
+        return all(
+            other is attempt or not (attempt.exclusive or other.exclusive) for other, _ in self._memory.running.values()
+        )
+
+    def _make_room(self, attempt: Attempt, sequence: Sequence) -> bool:
+        """See to it that the sequence finds its slots, at less urgent attempts' cost if need be."""
+        needed = len(list(sequence.parts))
+        victims: list[tuple[Attempt, Sequence]] = []
+        freed = self._memory.room
+        for victim, other in sorted(self._memory.running.values(), key=lambda item: item[0].order, reverse=True):
+            if freed >= needed:
+                break
+            if other.guided is None and victim.priority > attempt.priority and victim.set_aside < MOST_SET_ASIDE:
+                victims.append((victim, other))
+                freed += len(list(other.parts))
+        if freed < needed:
+            return False
+        for victim, other in victims:
+            victim.set_aside += 1
+            self.counters.set_aside += 1
+            self._memory.set_aside(other)
+            heapq.heappush(self._waiting, (victim.order, other.choice, victim, other))
+        return True
+
+    def _decode_calls(self, decoding: list[Sequence]) -> list[Call]:
         together: list[Piece] = []
         calls: list[Call] = [together]
-        for _, sequence in decoding:
-            piece = sequence.piece(self._chunk_tokens)
-            if sequence.suspect:
-                calls.append([piece])
-            else:
-                together.append(piece)
+        for sequence in decoding:
+            if not sequence.suspect:
+                together.append(sequence.piece(self._chunk_tokens))
+            elif sequence.guided is None:
+                calls.append([part.piece(self._chunk_tokens) for part in sequence.parts])
         return [call for call in calls if call]
 
     def _prefill_calls(self, reading: list[tuple[Attempt, Sequence]]) -> list[Call]:
@@ -163,8 +178,8 @@ class Scheduler:
         by_length: dict[int, list[Piece]] = {}
         alone: list[Call] = []
         claimed: set[object] = set()
-        for _, sequence in reading:
-            if self._memory.must_wait(sequence, claimed):
+        for attempt, sequence in reading:
+            if self._memory.must_wait(attempt, sequence, claimed):
                 continue
             piece = sequence.piece(self._chunk_tokens)
             if len(piece.tokens) > budget:
@@ -178,8 +193,15 @@ class Scheduler:
 
     # ---- accounting
 
-    def _advance(self, sequence: Sequence, piece: Piece) -> None:
-        self._memory.computed(sequence, tuple(piece.tokens))
+    def _note_step(self, decode_rows: int, computing: bool) -> None:
+        running = [sequence for _, sequence in self._memory.running.values()]
+        waiting = sum(len(attempt.unfinished) for attempt in self._attempts.values())
+        waiting -= sum(sequence.guided is None for sequence in running)
+        self.counters.copied_tokens = self._memory.copied_tokens
+        self.counters.note_step(computing, decode_rows, self._limits.slots, running, waiting)
+
+    def _advance(self, attempt: Attempt, sequence: Sequence, piece: Piece) -> None:
+        self._memory.computed(attempt, sequence, tuple(piece.tokens))
         sequence.suspect = False
         if len(piece.tokens) > 1:
             self.counters.read_tokens += len(piece.tokens)
@@ -189,9 +211,10 @@ class Scheduler:
         if not attempt.started:
             attempt.started = True
             outputs.append(Began(attempt.job_id, attempt.number, sequence.cached))
-        reading = sequence.remaining > 0 and sequence.choice == attempt.sequences[0].choice
+        first = sequence is attempt.sequences[0]
         if (
-            reading
+            first
+            and sequence.remaining > 0
             and len(sequence.tokens) > PROGRESS_TOKENS
             and piece.start // PROGRESS_TOKENS != sequence.read // PROGRESS_TOKENS
         ):
@@ -220,18 +243,6 @@ class Scheduler:
         for sequence in attempt.sequences:
             self._retire(sequence)
         return [Ended(attempt.job_id, attempt.number, reason, error)]
-
-    def _count(self, decode_rows: int, computing: bool) -> None:
-        counters = self.counters
-        counters.steps += computing
-        counters.largest_batch = max(counters.largest_batch, decode_rows)
-        counters.full_batches += decode_rows == self._limits.slots
-        counters.active = len(self._memory.running)
-        counters.waiting = sum(len(attempt.unfinished) for attempt in self._attempts.values()) - len(
-            self._memory.running
-        )
-        counters.copied_tokens = self._memory.copied_tokens
-        counters.cells_used = sum(sequence.read for _, sequence in self._memory.running.values())
 
 
 def _text(attempt: Attempt, sequence: Sequence, text: str) -> Text:
