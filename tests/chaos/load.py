@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 
 #: Jobs that one producer keeps open.
 _OPEN_JOBS = 16
-_WORDS = "the and in an on at he re ing the other hand and then".split()
+_WORDS = ["the", "and", "in", "an", "on", "at", "he", "re", "ing", "the", "other", "hand", "and", "then"]
 
 
 @dataclass
