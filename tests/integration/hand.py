@@ -28,7 +28,7 @@ class Hand:
     def claim(self, job_id: str, owner: str = "worker-1", body: str = "{}", *, alive: bool = True) -> Claim:
         """Take up a job, with or without a lease."""
         if alive:
-            self.connection.set(self.ledger.names.lease(owner), 1)
+            self.connection.set(self.ledger.names.lease(owner), 1, ex=1_000)
         return self.do(self.ledger.claim(job_id, owner, body, 5))
 
     def say(self, job_id: str, *texts: str, attempt: int = 1, first_seq: int = 1) -> EmitAnswer:

@@ -20,6 +20,7 @@ class Candidates:
 
     def __init__(self, n_vocab: int) -> None:
         self._data = np.zeros(n_vocab, dtype=[("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+        self._loaded = self._data
         self._ids = np.arange(n_vocab, dtype=np.int32)
         self._start = ctypes.cast(self._data.ctypes.data, ctypes.POINTER(lib.llama_token_data))
         self._array: Any = lib.llama_token_data_array()
@@ -28,12 +29,13 @@ class Candidates:
         self._one_array: Any = lib.llama_token_data_array(data=ctypes.pointer(self._one_data))
         self._one_pointer = ctypes.pointer(self._one_array)
 
-    def load(self, row: Logits) -> None:
-        """Start from a row of logits."""
-        self._data["id"] = self._ids  # the last sampler may have sorted them
-        self._data["logit"] = row
+    def load(self, row: Logits, ids: npt.NDArray[np.intp] | None = None) -> None:
+        """Start from a row of logits, or from those of some tokens only, ids ascending."""
+        self._loaded = self._data[: len(row if ids is None else ids)]
+        self._loaded["id"] = self._ids if ids is None else ids  # the last sampler may have sorted them
+        self._loaded["logit"] = row if ids is None else row[ids]
         self._array.data = self._start  # XTC drops the likeliest by moving the pointer
-        self._array.size = len(self._data)
+        self._array.size = len(self._loaded)
         self._array.selected = -1
         self._array.sorted = False
 
@@ -41,19 +43,20 @@ class Candidates:
         """Let one of llama.cpp's samplers (or chains) work on the candidates."""
         lib.llama_sampler_apply(sampler, self._pointer)
 
+    @property
+    def logits(self) -> Logits:
+        """The candidates' logits as they are now, until something sorts or drops candidates."""
+        return self._loaded["logit"]
+
     def best(self) -> int:
         """The likeliest token, the first of equals; before anything has sorted the candidates."""
-        return int(self._data["logit"].argmax())
+        return int(self._loaded["id"][self.logits.argmax()])
 
     def selected(self) -> int:
         """The token that the chain chose."""
         if not 0 <= self._array.selected < self._array.size:
             raise EngineFault("the sampler chose no token")
         return int(self._array.data[self._array.selected].id)
-
-    def exhausted(self) -> bool:
-        """Whether no candidate is left."""
-        return bool(self._data["logit"].max() == -math.inf)
 
     def allowed(self, grammar: Any, token: int) -> bool:
         """Whether the grammar admits the token: microseconds, where the whole vocabulary takes milliseconds."""

@@ -27,8 +27,8 @@ _GREEDY_BELOW = 1e-6
 #: CPU time that a grammar may take over one token; usually microseconds. llama.cpp keeps every way in which the text so
 #: far can be read, and with `root ::= "a" root "b" | "a" root "c" | "a"` there are twice as many after every letter.
 _GRAMMAR_SECONDS = 0.1
-#: How many of the likeliest tokens are offered to a grammar one by one.
-_LIKELY = 64
+#: How many of the likeliest tokens are offered to a grammar first.
+_LIKELIEST = 512
 #: llama.cpp allocates by this; a larger value from a job could end the process.
 _MAX_WINDOW_TOKENS = 65_536
 
@@ -75,12 +75,11 @@ class LlamaSampler:
         return candidates.selected()
 
     def _choose_within_grammar(self, row: Logits, candidates: Candidates) -> int:
-        if self._chain is None and (likely := self._likely_within_grammar(row, candidates)) is not None:
-            return likely
-        candidates.load(row)
-        candidates.apply(self._grammar)
-        if candidates.exhausted():
-            raise EngineFault("the grammar admits no token of this vocabulary here")
+        if not self._likeliest_suffice(row, candidates):
+            candidates.load(row)
+            candidates.apply(self._grammar)
+            if candidates.logits.max() == -math.inf:
+                raise EngineFault("the grammar admits no token of this vocabulary here")
         if self._chain is None:
             return candidates.best()
         candidates.apply(self._chain)
@@ -90,21 +89,18 @@ class LlamaSampler:
             raise EngineFault("the sampling options leave no token that the grammar admits")
         return token
 
-    def _likely_within_grammar(self, row: Logits, candidates: Candidates) -> int | None:
-        """The likeliest token that the grammar admits, if it is among the likeliest of all.
+    def _likeliest_suffice(self, row: Logits, candidates: Candidates) -> bool:
+        """Load a few hundred of the likeliest tokens; whether the likeliest that the grammar admits is among them.
 
-        A tenth of the cost of asking the grammar about the whole vocabulary.
+        Only without a chain: what is left of a chain's candidates depends on all of them. Asking the grammar about the
+        whole vocabulary takes ten times as long.
         """
-        count = min(_LIKELY, len(row) - 1)
-        likely = np.argpartition(row, -count - 1)[-count - 1 :]
-        likely = likely[np.lexsort((likely, -row[likely]))]
-        edge = row[likely[-1]]  # as likely as tokens that were left out, so their order is not known
-        for token in likely.tolist():
-            if row[token] == edge:
-                break
-            if candidates.allowed(self._grammar, token):
-                return int(token)
-        return None
+        if self._chain is not None or len(row) <= _LIKELIEST:
+            return False
+        candidates.load(row, np.sort(np.argpartition(row, -_LIKELIEST)[-_LIKELIEST:]))
+        edge = candidates.logits.min()  # what was left out may be as likely, but no likelier
+        candidates.apply(self._grammar)
+        return bool(candidates.logits.max() > edge)
 
     def _take_note(self, token: int) -> None:
         if self._grammar is not None:
