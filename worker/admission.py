@@ -164,6 +164,7 @@ class Admission:
             piece=self._preparer.piece,
             queued_seconds=max(0.0, time.time() - claim.created_unix_seconds),
         )
+        delivery.claimed = True
         self._publisher.open(transcript, partial(pool.ended, delivery))
         pool.accepted(delivery)
         end = partial(self._publisher.close, job_id, claim.attempt)

@@ -10,7 +10,7 @@ import os
 import socket
 import uuid
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,14 +18,13 @@ import redis
 from celery import Celery
 from celery.platforms import SecurityWarning
 from celery.signals import setup_logging
-from celery.worker import state as celery_state
 
 from producer.celery_app import PRIORITIES, make_app, publish
 from producer.connection import connect
 from worker import tasks, transport
 from worker.admission import Admission, Identity
 from worker.backstage import Backstage
-from worker.delivery import Delivery
+from worker.delivery import Deliveries, Delivery
 from worker.engine.llama import LlamaEngine, LlamaModel
 from worker.engine.outputs import EndReason
 from worker.engine.preparer import JobPreparer
@@ -98,6 +97,7 @@ def _running(
         publisher, runner = _connect_engine(settings, model, engine, for_events)
         preparer = JobPreparer(model, settings, reproducible=reproducible)
         admission = Admission(for_claims, settings, preparer, runner, publisher, _mark_started(app), identity)
+        deliveries = Deliveries()
         reconciler = Reconciler(for_leases, settings, _publish_again(app), queue_keys(settings))
         description = {
             "model": model.name,
@@ -110,8 +110,9 @@ def _running(
             admission=admission,
             runner=runner,
             publisher=publisher,
-            keeper=Keeper(for_leases, settings, identity.owner, runner, reconciler, in_work, crash),
+            keeper=Keeper(for_leases, settings, identity.owner, runner, reconciler, deliveries.in_work, crash),
             outcomes=outcomes,
+            deliveries=deliveries,
             drain_seconds=settings.drain_seconds,
             description=description,
         )
@@ -161,12 +162,6 @@ def _serve(settings: WorkerSettings, app: Celery, backstage: Backstage) -> int:
 def queue_keys(settings: WorkerSettings) -> list[str]:
     """The Redis lists that are the queue: kombu appends the priority to the name of all but the first."""
     return [settings.namespace if step == 0 else f"{settings.namespace}\x06\x16{step}" for step in PRIORITIES]
-
-
-def in_work() -> tuple[Collection[str], Collection[str]]:
-    """Job ids and delivery tags of every message that this process holds."""
-    requests = list(celery_state.requests.values())
-    return [request.id for request in requests], [request.message.delivery_tag for request in requests]
 
 
 def _mark_started(app: Celery) -> Callable[[Delivery], None]:

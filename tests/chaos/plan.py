@@ -44,6 +44,4 @@ def draw_faults(seed: int, count: int, lease_seconds: float, timeout_seconds: fl
             "restart": random_.uniform(0, 4),
             "stall": random_.uniform(0.2, 2.5) * timeout_seconds,
         }.get(kind, 0.0)
-        yield Fault(
-            kind, random_.uniform(0.2, 2.5), random_.randrange(1_000), seconds, random_.choice(_DECODE_CODES)
-        )
+        yield Fault(kind, random_.uniform(0.2, 2.5), random_.randrange(1_000), seconds, random_.choice(_DECODE_CODES))

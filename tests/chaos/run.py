@@ -136,7 +136,9 @@ class Chaos:
                 600.0,
             )
             with redis.Redis.from_url(self._server.url) as connection:
-                self._wait(lambda: not left_over(connection, self.settings.names), "all jobs have ended", _QUIET_SECONDS)
+                self._wait(
+                    lambda: not left_over(connection, self.settings.names), "all jobs have ended", _QUIET_SECONDS
+                )
                 self._problems += self._every_worker_works()
                 over.set()
                 for reader in readers:
