@@ -55,14 +55,16 @@ def run_worker(settings: WorkerSettings) -> int:
         LlamaEngine(model, settings) as engine,
     ):
         report = probe(engine, model.n_vocab, settings.chunk_tokens)
-        vouched = "does not depend" if report.reproducible else "may depend"
+        # The probe is short; in a unified memory, long texts differ where short ones do not.
+        reproducible = report.reproducible and settings.memory == "partitioned"
+        vouched = "does not depend" if reproducible else "may depend"
         logger.info("%s: %d slots of %d cells", model.name, settings.slots, settings.ctx_per_slot)
         logger.info("greedy output %s on who shares the batch (probed in %.1f s)", vouched, report.seconds)
         transport.install()
         app, outcomes = make_app(settings), tasks.Outcomes()
         tasks.register(app, outcomes)
         tasks.register_cancel_command()
-        with _running(settings, model, engine, app, outcomes, report.reproducible) as backstage:
+        with _running(settings, model, engine, app, outcomes, reproducible) as backstage:
             return _serve(settings, app, backstage)
 
 
@@ -167,7 +169,14 @@ def queue_keys(settings: WorkerSettings) -> list[str]:
 def _mark_started(app: Celery) -> Callable[[Delivery], None]:
     """Store Celery's state STARTED; the tracer, which does it in stock Celery, runs only at the end of a job."""
     meta = {"pid": os.getpid(), "hostname": socket.gethostname()}
-    return lambda delivery: app.backend.store_result(delivery.job_id, meta, "STARTED")
+
+    def mark_started(delivery: Delivery) -> None:
+        try:
+            app.backend.store_result(delivery.job_id, meta, "STARTED")
+        except Exception as error:  # nice to know, but no reason not to run the job
+            logger.warning("job %s has started, but Celery's state could not be stored: %s", delivery.job_id, error)
+
+    return mark_started
 
 
 def _publish_again(app: Celery) -> Callable[[str, Any, int], None]:

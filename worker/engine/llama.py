@@ -1,6 +1,6 @@
 """The engine: one llama.cpp context, its cells and its batch. Owned by the engine thread, which alone may call it.
 
-The cells are partitioned: every slot has its own, so a job can neither run out of cells in mid-generation nor see its
+By default the cells are partitioned: every slot has its own, so a job can neither run out of cells nor see its
 output change with its neighbours'. `llama_decode` and the samplers release the GIL.
 """
 
@@ -63,10 +63,11 @@ class LlamaEngine:
         self._params = _context_params(model, settings)
         self.limits = Limits(
             slots=settings.slots,
-            cells_per_slot=settings.ctx_per_slot,
+            cells_per_slot=settings.cells_per_job,
             batch_tokens=self._params.n_batch,
             can_trim=model.can_trim,
-            spare_slots=_spare_slots(model),
+            spare_slots=_spare_slots(model, settings),
+            shared_cells=settings.memory == "unified",
         )
         if settings.ctx_per_slot > model.n_ctx_train:
             logger.warning(
@@ -206,9 +207,9 @@ def _slot(piece: Piece) -> int:
     return piece.slot
 
 
-def _spare_slots(model: LlamaModel) -> int:
-    """One slot more than sequences, so that the scheduler can always move one; where cells can be copied at all."""
-    return 1 if model.can_trim else 0
+def _spare_slots(model: LlamaModel, settings: WorkerSettings) -> int:
+    """One slot more than sequences, so that the scheduler can always move one; where moving is possible and helps."""
+    return 1 if model.can_trim and settings.memory == "partitioned" else 0
 
 
 def _warn_of_memory(model: LlamaModel, params: Any) -> None:
@@ -229,9 +230,9 @@ def _warn_of_memory(model: LlamaModel, params: Any) -> None:
 
 def _context_params(model: LlamaModel, settings: WorkerSettings) -> Any:
     params = lib.llama_context_default_params()
-    params.n_seq_max = settings.slots + _spare_slots(model)
+    params.n_seq_max = settings.slots + _spare_slots(model, settings)
     params.n_ctx = params.n_seq_max * settings.ctx_per_slot
-    params.kv_unified = False
+    params.kv_unified = settings.memory == "unified"
     params.n_batch = max(settings.prefill_tokens, settings.chunk_tokens, params.n_seq_max)
     # A call is computed in one piece: where llama.cpp cut it would depend on how many sequences it has.
     params.n_ubatch = params.n_batch

@@ -30,15 +30,27 @@ class PartitionedMemory:
         self._operations: list[Operation] = []
         self._keys = itertools.count()
 
+    def fits(self, sequence: Sequence) -> bool:
+        """Whether the sequence could get its slots."""
+        return self.room >= sequence.width
+
+    def can_grow(self, _tokens: int) -> bool:
+        """Whether those that run can get this many cells more; here each has its own."""
+        return True
+
     @property
     def room(self) -> int:
-        """How many sequences could get a slot."""
+        """How many slots could be given out."""
         return self._slots - len(self.running)
 
     def take_operations(self) -> list[Operation]:
         """What has to be done to the cells before the next call."""
         operations, self._operations = self._operations, []
         return operations
+
+    def next_tokens(self, sequence: Sequence) -> int:
+        """How many tokens the sequence's next piece has."""
+        return len(sequence.piece(self._chunk_tokens).tokens)
 
     # ---- slots come and go
 

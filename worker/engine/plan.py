@@ -153,6 +153,8 @@ class Limits(NamedTuple):
     can_trim: bool
     #: Slots beyond those, so that there is always a free one to move a sequence to.
     spare_slots: int = 0
+    #: The cells are one pool (the unified layout): `cells_per_slot` is then the whole pool.
+    shared_cells: bool = False
 
 
 class Engine(Protocol):

@@ -33,8 +33,9 @@ class JobPreparer:
         self._model = model
         self._slots = settings.slots
         self._max_seconds = settings.max_job_seconds
+        self._unified = settings.memory == "unified"
         self._reproducible = reproducible
-        self._prompts = PromptBuilder(model, settings.ctx_per_slot)
+        self._prompts = PromptBuilder(model, settings.cells_per_job)
 
     def piece(self, token: int) -> bytes:
         """A token's bytes."""
@@ -58,6 +59,8 @@ class JobPreparer:
             raise InvalidJob(f"the job needs {needed} slots at once, this worker has {self._slots}")
         seed = _seed_of(job_id) if job.seed is None else job.seed
         limits = [limit for limit in (job.timeout, limit_seconds, self._max_seconds) if limit]
+        if job.reproducible == "require" and self._unified:
+            raise InvalidJob("this worker's memory is unified, so it cannot promise reproducible output")
         exclusive = job.reproducible == "require" and not self._reproducible
         sequences = [self._sequence(job, prepared, choice, delivered.get(choice, []), seed) for choice in range(job.n)]
         attempt = Attempt(job_id, number, job.priority, min(limits), sequences, exclusive=exclusive)

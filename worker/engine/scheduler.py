@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from producer.results import FinishReason, JobError
 from worker.engine.counters import Counters
-from worker.engine.memory import PartitionedMemory
 from worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text
 from worker.engine.plan import Call, CallError, CallResult, Limits, Piece, Plan, Vocabulary
 from worker.engine.sequence import Attempt, Sequence
+from worker.engine.unified import make_memory
 from worker.engine.waiting import WaitingRoom
 
 #: Prompts longer than this report how far they have been read, every so many tokens.
@@ -38,7 +38,7 @@ class Scheduler:
         self._vocabulary = vocabulary
         self._chunk_tokens = chunk_tokens
         self._prefill_tokens = min(prefill_tokens, limits.batch_tokens)
-        self._memory = PartitionedMemory(limits, chunk_tokens=chunk_tokens, share_prefixes=share_prefixes)
+        self._memory = make_memory(limits, chunk_tokens=chunk_tokens, share_prefixes=share_prefixes)
         self._attempts: dict[str, Attempt] = {}
         self._waiting = WaitingRoom(self._memory)
 
@@ -91,6 +91,7 @@ class Scheduler:
     def plan(self, now: float) -> Plan:
         """Write the next step."""
         self._waiting.fill_slots(now)
+        self._waiting.relieve()
         reading = self._choose_readers()
         self._memory.arrange()
         decoding = [sequence for _, sequence in self._memory.running.values() if sequence.decodes]
@@ -128,14 +129,17 @@ class Scheduler:
 
     def _choose_readers(self) -> list[Sequence]:
         """Whose prompts this step goes on reading; one that finds all but its last token in the cells decodes."""
-        budget = self._prefill_tokens
+        tokens, decoding = 0, sum(sequence.decodes for _, sequence in self._memory.running.values())
         claimed: set[object] = set()
         chosen: list[Sequence] = []
         for attempt, sequence in sorted(self._memory.running.values(), key=lambda item: item[0].order):
-            if not sequence.reads or self._memory.must_wait(attempt, sequence, claimed) or not sequence.reads:
+            if not sequence.reads or self._memory.must_wait(attempt, sequence, claimed):
                 continue
-            budget -= len(sequence.piece(self._chunk_tokens).tokens)
-            if budget < 0:
+            if not sequence.reads:
+                decoding += 1
+                continue
+            tokens += self._memory.next_tokens(sequence)
+            if tokens > self._prefill_tokens or not self._memory.can_grow(decoding + tokens):
                 break
             chosen.append(sequence)
         return chosen

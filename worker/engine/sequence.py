@@ -52,6 +52,8 @@ class Sequence:
     #: The sequence that this one guides; then this one samples nothing.
     guided: Sequence | None = None
 
+    #: How often smaller ones have passed it while it waited.
+    passed: int = 0
     #: Where the cells were put when the sequence was set aside.
     saved: int | None = None
     #: Cells that were copied from a neighbour instead of computed.
