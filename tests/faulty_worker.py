@@ -2,7 +2,7 @@
 
 Nothing in the product knows of this. The engine is subclassed; what it shall do comes from the environment:
 
-- `FAULTY_STEP_SECONDS`: every decode call takes this much longer, so that the tiny model's jobs last as long as a real one's.
+- `FAULTY_STEP_SECONDS`: every decode call takes this much longer: jobs last as long as with a real model.
 - `FAULTY_FOLDER`: a file `decode-<pid>` there holds the code that the next decode call shall answer; it is removed.
 
 A prompt that contains one of the words below makes the process end, or hang, when it is decoded.
@@ -63,5 +63,5 @@ class FaultyEngine(LlamaEngine):
 
 
 if __name__ == "__main__":
-    assembly.LlamaEngine = FaultyEngine  # type: ignore[misc]
+    vars(assembly)["LlamaEngine"] = FaultyEngine
     main()

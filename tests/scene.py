@@ -1,4 +1,4 @@
-"""A server and workers as processes of their own, to be stopped, killed and frozen. Used by the chaos run and the e2e tests."""
+"""A server and workers as processes of their own, to be stopped, killed and frozen."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Server:
     def start(self) -> None:
         """Start it, and return when it answers."""
         with (self.folder / "server.log").open("ab") as log:
-            command = server_command(find_binary(), self.port, self.folder)
+            command = server_command(str(find_binary()), self.port, self.folder)
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         wait_until(self.answers, "the server answers")
 
@@ -84,7 +84,7 @@ class Server:
         """Close all other clients' connections."""
         with self.connection() as connection:
             for kind in ("normal", "pubsub"):
-                connection.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")  # type: ignore[no-untyped-call]
+                connection.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
 
 
 @dataclass

@@ -28,6 +28,7 @@ from producer.scripts import Operation, execute
 from worker.delivery import Delivery
 from worker.engine.preparer import Preparation
 from worker.outcome import DROPPED, HANDED_BACK, Outcome
+from worker.postponed import Postponed
 from worker.publisher import Publisher
 from worker.runner import Add, End, EndAll, Runner
 from worker.settings import WorkerSettings
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _RETRY_SECONDS = 0.5
+#: An owner vouches for itself every fifth of its lease; with a smaller part left than this it is late, and may be dead.
+_ON_TIME = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,7 @@ class Admission:
         self._identity = identity
         self._stopping = threading.Event()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="admit")
+        self._postponed = Postponed(self._submit)
 
     def admit(self, delivery: Delivery, pool: Ender) -> None:
         """Claim the job and bring it into the engine, or end it."""
@@ -106,22 +110,24 @@ class Admission:
 
     def cancel(self, job_id: str) -> None:
         """End the job, wherever it is."""
-        self._submit(lambda: self._cancel(job_id), lambda: None)
+        self._submit(lambda: self._cancel(job_id))
 
     def hand_back(self) -> None:
         """Claim nothing more; what waits here, and then what the engine has, goes back."""
         self._stopping.set()
+        self._submit(self._postponed.hurry)
         # Behind the job that is being claimed just now, so that the engine has that one too.
-        self._executor.submit(self._runner.send, EndAll("handed_back"))
+        self._submit(lambda: self._runner.send(EndAll("handed_back")))
 
     def stop(self) -> None:
         """End the thread."""
         self._stopping.set()
+        self._submit(self._postponed.hurry)
         self._executor.shutdown(wait=True)
 
     # ---- admit thread
 
-    def _submit(self, work: Callable[[], None], otherwise: Callable[[], None]) -> None:
+    def _submit(self, work: Callable[[], None], otherwise: Callable[[], None] = lambda: None) -> None:
         def guarded() -> None:
             try:
                 work()
@@ -144,7 +150,7 @@ class Admission:
         if claim is None:
             pool.ended(delivery, HANDED_BACK)
         elif claim.outcome == "busy":
-            pool.ended(delivery, DROPPED)
+            self._drop_or_wait(delivery, claim, pool)
         elif claim.outcome == "expired":
             self._insist(self._ledger.expire(job_id))
             self._admit(delivery, pool)  # now it has ended, and the claim says how
@@ -152,6 +158,13 @@ class Admission:
             pool.ended(delivery, Outcome("ended", claim.result) if claim.result else DROPPED)
         else:
             self._begin(delivery, claim, pool)
+
+    def _drop_or_wait(self, delivery: Delivery, claim: Claim, pool: Ender) -> None:
+        """Let go of a live worker's job. If its owner is dead, this is its only message: wait until that is certain."""
+        if claim.lease_left_seconds > _ON_TIME * self._settings.lease_seconds:
+            pool.ended(delivery, DROPPED)
+        else:
+            self._postponed.put(claim.lease_left_seconds, lambda: self.admit(delivery, pool))
 
     def _begin(self, delivery: Delivery, claim: Claim, pool: Ender) -> None:
         job_id = delivery.job_id
@@ -164,6 +177,7 @@ class Admission:
             piece=self._preparer.piece,
             queued_seconds=max(0.0, time.time() - claim.created_unix_seconds),
         )
+        delivery.claimed = True
         self._publisher.open(transcript, partial(pool.ended, delivery))
         pool.accepted(delivery)
         end = partial(self._publisher.close, job_id, claim.attempt)

@@ -10,7 +10,7 @@ import os
 import socket
 import uuid
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,14 +18,13 @@ import redis
 from celery import Celery
 from celery.platforms import SecurityWarning
 from celery.signals import setup_logging
-from celery.worker import state as celery_state
 
 from producer.celery_app import PRIORITIES, make_app, publish
 from producer.connection import connect
 from worker import tasks, transport
 from worker.admission import Admission, Identity
 from worker.backstage import Backstage
-from worker.delivery import Delivery
+from worker.delivery import Deliveries, Delivery
 from worker.engine.llama import LlamaEngine, LlamaModel
 from worker.engine.outputs import EndReason
 from worker.engine.preparer import JobPreparer
@@ -100,6 +99,7 @@ def _running(
         publisher, runner = _connect_engine(settings, model, engine, for_events)
         preparer = JobPreparer(model, settings, reproducible=reproducible)
         admission = Admission(for_claims, settings, preparer, runner, publisher, _mark_started(app), identity)
+        deliveries = Deliveries()
         reconciler = Reconciler(for_leases, settings, _publish_again(app), queue_keys(settings))
         description = {
             "model": model.name,
@@ -112,8 +112,9 @@ def _running(
             admission=admission,
             runner=runner,
             publisher=publisher,
-            keeper=Keeper(for_leases, settings, identity.owner, runner, reconciler, in_work, crash),
+            keeper=Keeper(for_leases, settings, identity.owner, runner, reconciler, deliveries.in_work, crash),
             outcomes=outcomes,
+            deliveries=deliveries,
             drain_seconds=settings.drain_seconds,
             description=description,
         )
@@ -165,16 +166,17 @@ def queue_keys(settings: WorkerSettings) -> list[str]:
     return [settings.namespace if step == 0 else f"{settings.namespace}\x06\x16{step}" for step in PRIORITIES]
 
 
-def in_work() -> tuple[Collection[str], Collection[str]]:
-    """Job ids and delivery tags of every message that this process holds."""
-    requests = list(celery_state.requests.values())
-    return [request.id for request in requests], [request.message.delivery_tag for request in requests]
-
-
 def _mark_started(app: Celery) -> Callable[[Delivery], None]:
     """Store Celery's state STARTED; the tracer, which does it in stock Celery, runs only at the end of a job."""
     meta = {"pid": os.getpid(), "hostname": socket.gethostname()}
-    return lambda delivery: app.backend.store_result(delivery.job_id, meta, "STARTED")
+
+    def mark_started(delivery: Delivery) -> None:
+        try:
+            app.backend.store_result(delivery.job_id, meta, "STARTED")
+        except Exception as error:  # nice to know, but no reason not to run the job
+            logger.warning("job %s has started, but Celery's state could not be stored: %s", delivery.job_id, error)
+
+    return mark_started
 
 
 def _publish_again(app: Celery) -> Callable[[str, Any, int], None]:

@@ -18,7 +18,8 @@ else
   redis.call('HSET', KEYS[1], 'cancel', 1)
   if status == 'running' and redis.call('EXISTS', ARGV[3] .. job[2]) == 1 then
     local vouched = redis.call('ZSCORE', KEYS[3], ARGV[1]) or 0 -- for this very job, as in claim.lua
-    if vouched + ARGV[6] > tonumber(redis.call('TIME')[1]) then return 'requested' end
+    local time = redis.call('TIME')
+    if vouched + ARGV[6] > time[1] + time[2] / 1e6 then return 'requested' end
   end
 end
 

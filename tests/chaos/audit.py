@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import cast
 
 import redis
 
@@ -46,7 +47,7 @@ def left_over(connection: redis.Redis, names: Names) -> dict[str, int]:
         "unacked index": connection.zcard(names.unacked_index),
         **{f"queue {key[-1]}": connection.llen(key) for key in queue_keys(names)},
     }
-    return {what: int(count) for what, count in counts.items() if count}  # type: ignore[arg-type]
+    return {what: count for what, count in counts.items() if count}
 
 
 def audit(connection: redis.Redis, names: Names, tally: Tally) -> Findings:
@@ -79,12 +80,12 @@ def _job_ids(connection: redis.Redis, names: Names) -> Iterator[str]:
 
 def _events(connection: redis.Redis, names: Names, job_id: str) -> list[AnyEvent]:
     """The stream as it is, without a cursor that would put it right."""
-    entries = connection.xrange(names.events(job_id))
-    return [parse_event(entry[b"e"]) for _, entry in entries]  # type: ignore[union-attr]
+    entries = cast(list[tuple[bytes, dict[bytes, bytes]]], connection.xrange(names.events(job_id)))
+    return [parse_event(fields[b"e"]) for _, fields in entries]
 
 
 def _job_problems(connection: redis.Redis, names: Names, job_id: str, findings: Findings) -> Iterator[str]:
-    status_raw, result_raw = connection.hmget(names.job(job_id), ["status", "result"])  # type: ignore[misc]
+    status_raw, result_raw = cast(list[bytes | None], connection.hmget(names.job(job_id), ["status", "result"]))
     status = (status_raw or b"").decode()
     findings.statuses[status] += 1
     if status not in CELERY_STATES or result_raw is None:
@@ -100,7 +101,7 @@ def _job_problems(connection: redis.Redis, names: Names, job_id: str, findings: 
             yield f"failed with {result.error.code}: {result.error.message}"
     yield from _stream_problems(_events(connection, names, job_id), result)
     meta = connection.get(f"celery-task-meta-{job_id}")
-    state = json.loads(meta)["status"] if meta else "PENDING"  # type: ignore[arg-type]
+    state = json.loads(meta)["status"] if meta else "PENDING"
     if state != CELERY_STATES[status]:
         yield f"is {status} ({result.error.code if result.error else 'no error'}), Celery says {state}"
 

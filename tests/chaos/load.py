@@ -1,4 +1,4 @@
-"""Producers and readers that go on whatever happens. Each is a thread with a client and a random generator of its own."""
+"""Producers and readers that go on whatever happens. Each is a thread with its own client and its own luck."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 
 #: Jobs that one producer keeps open.
 _OPEN_JOBS = 16
-_WORDS = ["the", "and", "in", "an", "on", "at", "he", "re", "ing", "the", "other", "hand", "and", "then"]
+_WORDS = ["the", "and", "in", "an", "on", "at", "he", "re", "ing", "other", "hand", "then"]
 
 
 @dataclass
