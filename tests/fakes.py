@@ -85,8 +85,8 @@ class FakeEngine:
         for operation in plan.operations:
             self._operate(operation)
         for call in plan.calls:
-            broken = [error for error in map(self.breaks, call) if error is not None]
-            error = self.failures.popleft() if self.failures else next(iter(broken), None)
+            chance = self.failures.popleft() if self.failures else None
+            error = chance or next(filter(None, map(self.breaks, call)), None)
             if error is not None and error.cells_lost:
                 self.cells = [[] for _ in self.cells]
             yield CallResult(error=error) if error is not None else self._decode(call)

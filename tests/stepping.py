@@ -111,6 +111,7 @@ class Rig:
     def end(self, job_id: str, reason: EndReason, error: JobError | None = None) -> None:
         """End a job early."""
         self.note(self.scheduler.end(job_id, reason, error))
+        self.scheduler.tidy()
 
     def step(self) -> Plan:
         """One step, as the engine thread makes it."""
@@ -119,6 +120,7 @@ class Rig:
         self._check(plan)
         for call, result in zip(plan.calls, self.engine.execute(plan), strict=False):
             self.note(self.scheduler.commit(call, result))
+        self.scheduler.tidy()
         return plan
 
     def steps(self, count: int) -> None:

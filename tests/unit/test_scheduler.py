@@ -8,7 +8,7 @@ from producer.results import JobError
 from tests.fakes import FakeSampler
 from tests.stepping import VOCABULARY, Rig, Said, attempt, chunks_of, letters, rows_of, sequence
 from worker.engine.outputs import Ended
-from worker.engine.plan import Limits
+from worker.engine.plan import Limits, Trim
 from worker.engine.scheduler import PROGRESS_TOKENS, Scheduler
 from worker.engine.sequence import Attempt
 
@@ -513,8 +513,7 @@ def test_without_cells_that_can_be_cut_nothing_is_shared_or_moved() -> None:
     rig = Rig(can_trim=False)
     rig.run(*(job(name, LONG, max_tokens=3 + n) for n, name in enumerate("abcdef")))
 
-    operations = [operation for plan in rig.engine.plans for operation in plan.operations]
-    assert all(operation.tokens == 0 for operation in operations)
+    assert {operation for plan in rig.engine.plans for operation in plan.operations} <= {Trim(n, 0) for n in range(4)}
     assert rig.scheduler.counters.copied_tokens == 0
 
 

@@ -117,9 +117,15 @@ class PartitionedMemory:
     def computed(self, attempt: Attempt, sequence: Sequence, tokens: Chunk) -> None:
         """The sequence's slot has got cells for these tokens."""
         assert sequence.slot is not None
+        start = sequence.read
         sequence.read += len(tokens)
-        if self._share and len(tokens) == self._chunk_tokens and not attempt.exclusive:
+        whole = len(tokens) == self._chunk_tokens and self._cache.held(sequence.slot) == start
+        if whole and self._share and not attempt.exclusive and self._may_enter(sequence.slot, tokens):
             self._cache.extend(sequence.slot, tokens)
+
+    def _may_enter(self, _slot: int, _chunk: Chunk) -> bool:
+        """Whether others may find this chunk in the slot; here it is of no account who else has computed it."""
+        return True
 
     def lose_cells(self) -> None:
         """The context is new and empty: everybody reads from the start again."""

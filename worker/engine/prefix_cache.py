@@ -75,6 +75,10 @@ class PrefixCache:
         """The slot's cells hold one more whole chunk."""
         self._tips[slot] = self._step(self._tips.get(slot, self._root), chunk, slot)
 
+    def knows(self, slot: int, chunk: Chunk) -> bool:
+        """Whether some slot holds this chunk behind what the slot holds."""
+        return chunk in self._tips.get(slot, self._root).children
+
     def forget(self, slot: int) -> None:
         """The slot's cells are about to change."""
         node: _Node | None = self._tips.pop(slot, None)

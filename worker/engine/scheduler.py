@@ -41,6 +41,7 @@ class Scheduler:
         self._memory = make_memory(limits, chunk_tokens=chunk_tokens, share_prefixes=share_prefixes)
         self._attempts: dict[str, Attempt] = {}
         self._waiting = WaitingRoom(self._memory)
+        self._retired: list[Sequence] = []
 
     # ---- jobs come and go
 
@@ -75,6 +76,11 @@ class Scheduler:
         """End the attempts whose time is up (monotonic seconds)."""
         late = [attempt.job_id for attempt in self._attempts.values() if attempt.deadline <= now]
         return [output for job_id in late for output in self.end(job_id, "timeout")]
+
+    def tidy(self) -> None:
+        """Free the samplers of sequences that have ended; between steps, since the calls of a plan may still use them."""
+        while self._retired:
+            self._retired.pop().sampler.close()
 
     @property
     def idle(self) -> bool:
@@ -216,7 +222,7 @@ class Scheduler:
 
     def _retire(self, sequence: Sequence) -> None:
         self._memory.release(sequence)
-        sequence.sampler.close()
+        self._retired.append(sequence)
 
     def _close(self, attempt: Attempt, reason: EndReason, error: JobError | None = None) -> list[Output]:
         attempt.ended = True

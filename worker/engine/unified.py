@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from worker.engine.memory import PartitionedMemory
 from worker.engine.plan import Limits, Trim
+from worker.engine.prefix_cache import Chunk
 from worker.engine.sequence import Sequence
 
 
@@ -51,6 +52,10 @@ class UnifiedMemory(PartitionedMemory):
         """Cells in use: chunks in the tree are there once, whoever holds them; the rest is each sequence's own."""
         own = sum(sequence.read - self._cache.held(slot) for slot, (_, sequence) in self.running.items())
         return self._cache.chunks * self._chunk_tokens + own
+
+    def _may_enter(self, slot: int, chunk: Chunk) -> bool:
+        """Two that compute the same last chunk have it twice, and the tree counts a chunk once."""
+        return not self._cache.knows(slot, chunk)
 
     def _vacate(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
