@@ -21,7 +21,7 @@ from celery.signals import setup_logging
 
 from producer.celery_app import PRIORITIES, make_app, publish
 from producer.connection import connect
-from worker import tasks, transport
+from worker import backend, tasks, transport
 from worker.admission import Admission, Identity
 from worker.backstage import Backstage
 from worker.delivery import Deliveries, Delivery
@@ -62,6 +62,7 @@ def run_worker(settings: WorkerSettings) -> int:
         logger.info("greedy output %s on who shares the batch (probed in %.1f s)", vouched, report.seconds)
         transport.install()
         app, outcomes = make_app(settings), tasks.Outcomes()
+        backend.install(app)
         tasks.register(app, outcomes)
         tasks.register_cancel_command()
         with _running(settings, model, engine, app, outcomes, reproducible) as backstage:
@@ -75,6 +76,8 @@ def configure_logging(settings: WorkerSettings) -> None:
     # One line a job is enough, and it is ours: Celery's would show the task's value.
     logging.getLogger("celery.app.trace").setLevel(logging.ERROR)
     logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)
+    # While Redis is away, every thread that waits to store a result would say so, with a traceback, again and again.
+    logging.getLogger("celery.backends.base").setLevel(logging.ERROR)
     # Celery warns superusers because of pickle, which is not accepted here; a container's user is a superuser often.
     warnings.simplefilter("ignore", SecurityWarning)
 
