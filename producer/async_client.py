@@ -20,10 +20,10 @@ from producer.errors import CeleryLlamaError
 from producer.events import AnyEvent, Event
 from producer.flows import CancelOutcome
 from producer.jobs import GenerateJob
-from producer.ledger import Operation, execute_async
 from producer.outbox import Outbox
 from producer.queries import Query, ask_async
 from producer.results import JobInfo, Result
+from producer.scripts import Operation, execute_async
 from producer.settings import Settings, resolve_settings
 from producer.steps import (
     CONFIRMATION_SECONDS,

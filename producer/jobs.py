@@ -83,6 +83,15 @@ def _one_or_many(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+class Guidance(_Strict):
+    """Classifier-free guidance: the text is steered away from what would follow the negative prompt."""
+
+    #: With `prompt`, in its place; with `messages`, in place of the system message.
+    negative_prompt: str = Field(min_length=1)
+    #: 1 is no guidance; larger repels more.
+    scale: float = Field(default=1.5, ge=0.0, le=100.0)
+
+
 class QueueOptions(_Strict):
     """What every job may say about its place in the queue."""
 
@@ -107,6 +116,10 @@ class GenerateJob(QueueOptions):
     prompt: str | Annotated[list[Count], Field(min_length=1)] | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict, max_length=32)
+
+    guidance: Guidance | None = None
+    #: What to do with a prompt that does not fit: "left" drops its beginning.
+    truncate: Literal["refuse", "left"] = "refuse"
 
     # length
     max_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
@@ -189,8 +202,11 @@ def parse_generate_job(body: object) -> GenerateJob:
 
 
 def encode_body(body: Mapping[str, Any]) -> str:
-    """The body's one spelling: what the ledger keeps, what is digested, and what counts against the size limit."""
-    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
+    """The body's one spelling: what the ledger keeps, what is digested, and what counts against the size limit.
+
+    Keys stay in their order: a schema's properties are generated in theirs.
+    """
+    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def describe_job(body: Mapping[str, Any]) -> str:

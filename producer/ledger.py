@@ -1,74 +1,21 @@
 """The ledger: what is true about a job. One hash and one stream per job; the broker message is only a hint.
 
-Owns the Lua scripts and what goes in and out of them. An `Operation` is data; `execute` and `execute_async` run it, so
-the synchronous and the asynchronous client and the worker share every line of the protocol. Any thread.
+Owns what goes into the Lua scripts and what comes out of them; scripts.py runs them. Any thread.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
-from typing import Any, Generic, Literal, TypeVar
-
-import redis
-import redis.asyncio
-from redis.exceptions import NoScriptError
+from typing import Any, Literal
+from uuid import uuid4
 
 from producer.errors import UnreadableData
 from producer.jobs import encode_body
 from producer.names import Names
 from producer.results import Result
-
-T = TypeVar("T")
-Argument = str | bytes | int | float
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """A Lua script and the digest under which Redis keeps it."""
-
-    source: str
-    sha: str
-
-    @classmethod
-    @cache
-    def load(cls, name: str) -> Script:
-        """Read `producer/lua/<name>.lua`."""
-        source = resources.files("producer").joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
-        return cls(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
-
-
-@dataclass(frozen=True, slots=True)
-class Operation(Generic[T]):
-    """One call of a script: what goes in, and how to read what comes out."""
-
-    script: Script
-    keys: Sequence[str]
-    arguments: Sequence[Argument]
-    parse: Callable[[Any], T]
-
-
-def execute(connection: redis.Redis, operation: Operation[T]) -> T:
-    """Run an operation; raises redis.RedisError."""
-    script, values = operation.script, [*operation.keys, *operation.arguments]
-    try:
-        reply = connection.evalsha(script.sha, len(operation.keys), *values)
-    except NoScriptError:
-        reply = connection.eval(script.source, len(operation.keys), *values)
-    return operation.parse(reply)
-
-
-async def execute_async(connection: redis.asyncio.Redis, operation: Operation[T]) -> T:
-    """Run an operation; raises redis.RedisError."""
-    script, values = operation.script, [*operation.keys, *operation.arguments]
-    try:
-        reply = await connection.evalsha(script.sha, len(operation.keys), *values)
-    except NoScriptError:
-        reply = await connection.eval(script.source, len(operation.keys), *values)
-    return operation.parse(reply)
+from producer.scripts import Argument, Operation, Script
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +40,8 @@ class Claim:
     body: bytes
     #: The job's end, where it had ended.
     result: Result | None
+    #: Of a busy job: how long its owner still counts as alive if nothing more is heard of it.
+    lease_left_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +84,7 @@ class Ledger:
     names: Names
     result_ttl_seconds: int
     events_ttl_seconds: int
+    lease_seconds: int
 
     def submit(
         self,
@@ -161,11 +111,14 @@ class Ledger:
         )
 
     def claim(self, job_id: str, owner: str, body: bytes | str, priority: int) -> Operation[Claim]:
-        """Take up a job; a job that the ledger does not know is entered with this body and priority."""
+        """Take up a job; a job that the ledger does not know is entered with this body and priority.
+
+        Every operation made here is one claim, however often it is executed.
+        """
         return Operation(
             Script.load("claim"),
             [self.names.job(job_id), self.names.open, self.names.expiring],
-            [job_id, owner, self.names.lease_prefix, body, priority],
+            [job_id, owner, self.names.lease_prefix, body, priority, self.lease_seconds, uuid4().hex],
             _parse_claim,
         )
 
@@ -221,23 +174,18 @@ class Ledger:
         return Operation(
             Script.load("close"),
             [names.job(job_id), names.events(job_id), names.open, names.expiring, names.failed],
-            [job_id, why, names.lease_prefix, self.result_ttl_seconds, self.events_ttl_seconds],
+            [job_id, why, names.lease_prefix, self.result_ttl_seconds, self.events_ttl_seconds, self.lease_seconds],
             lambda reply: reply.decode(),
         )
 
     def vouch(
-        self,
-        owner: str,
-        lease_seconds: int,
-        now_unix_seconds: float,
-        job_ids: Collection[str],
-        delivery_tags: Collection[str],
+        self, owner: str, now_unix_seconds: float, job_ids: Collection[str], delivery_tags: Collection[str]
     ) -> Operation[None]:
         """Say that a worker is alive and has these jobs, and kombu's messages of these tags, in work."""
         return Operation(
             Script.load("vouch"),
             [self.names.lease(owner), self.names.open, self.names.unacked_index],
-            [lease_seconds, now_unix_seconds, len(job_ids), *job_ids, *delivery_tags],
+            [self.lease_seconds, now_unix_seconds, len(job_ids), *job_ids, *delivery_tags],
             lambda _reply: None,
         )
 
@@ -262,7 +210,7 @@ class Ledger:
 
 
 def _parse_claim(reply: Sequence[Any]) -> Claim:
-    outcome, attempt, released, cancel, created, body, _status, result = reply
+    outcome, attempt, released, cancel, created, body, _status, result, left = reply
     try:
         return Claim(
             outcome=outcome.decode(),
@@ -272,6 +220,7 @@ def _parse_claim(reply: Sequence[Any]) -> Claim:
             created_unix_seconds=float(created),
             body=body,
             result=Result.model_validate_json(result) if result else None,
+            lease_left_seconds=float(left),
         )
     except ValueError as error:
         raise UnreadableData("the job's ledger entry") from error

@@ -46,7 +46,7 @@ class Settings(BaseSettings):
     @property
     def ledger(self) -> Ledger:
         """The ledger's operations."""
-        return Ledger(self.names, self.result_ttl_seconds, self.events_ttl_seconds)
+        return Ledger(self.names, self.result_ttl_seconds, self.events_ttl_seconds, self.lease_seconds)
 
 
 def resolve_settings(url: str | None, settings: Settings | None) -> Settings:

@@ -11,8 +11,8 @@ import redis
 
 from producer.errors import ResultTimeout
 from producer.events import AnyEvent
-from producer.ledger import Operation
 from producer.queries import Query
+from producer.scripts import Operation
 
 #: Without a message for this long, a reader subscribes anew and looks into the stream: the connection may be dead.
 IDLE_SECONDS = 15.0

@@ -1,7 +1,7 @@
-"""A GGUF of random weights that llama.cpp loads and decodes in milliseconds. Generated, so that no model is in the repository.
+"""A GGUF of random weights that llama.cpp loads and decodes in milliseconds. Generated: the repository holds no model.
 
-Its vocabulary is a sentencepiece one with byte tokens: every text can be written, and a character outside ASCII takes several
-tokens. Its weights are Q8_0, with which llama.cpp's output on a CPU does not depend on the batch.
+Its vocabulary is a sentencepiece one with byte tokens: every text can be written, and a character outside ASCII takes
+several tokens. Its weights are Q8_0, with which llama.cpp's output on a CPU does not depend on the batch.
 """
 
 from __future__ import annotations

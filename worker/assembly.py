@@ -10,22 +10,21 @@ import os
 import socket
 import uuid
 import warnings
-from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import redis
 from celery import Celery
 from celery.platforms import SecurityWarning
 from celery.signals import setup_logging
-from celery.worker import state as celery_state
 
 from producer.celery_app import PRIORITIES, make_app, publish
 from producer.connection import connect
-from worker import tasks, transport
+from worker import backend, tasks, transport
 from worker.admission import Admission, Identity
 from worker.backstage import Backstage
-from worker.delivery import Delivery
+from worker.delivery import Deliveries, Delivery
 from worker.engine.llama import LlamaEngine, LlamaModel
 from worker.engine.outputs import EndReason
 from worker.engine.preparer import JobPreparer
@@ -56,16 +55,17 @@ def run_worker(settings: WorkerSettings) -> int:
         LlamaEngine(model, settings) as engine,
     ):
         report = probe(engine, model.n_vocab, settings.chunk_tokens)
-        vouched = "does not depend" if report.reproducible else "may depend"
+        # The probe is short; in a unified memory, long texts differ where short ones do not.
+        reproducible = report.reproducible and settings.memory == "partitioned"
+        vouched = "does not depend" if reproducible else "may depend"
         logger.info("%s: %d slots of %d cells", model.name, settings.slots, settings.ctx_per_slot)
         logger.info("greedy output %s on who shares the batch (probed in %.1f s)", vouched, report.seconds)
         transport.install()
         app, outcomes = make_app(settings), tasks.Outcomes()
+        backend.install(app)
         tasks.register(app, outcomes)
         tasks.register_cancel_command()
-        # A worker that is restarted under its predecessor's name must not pass for the owner of the other's jobs.
-        identity = Identity(f"{settings.worker_name}-{uuid.uuid4().hex[:6]}", model.name, report.reproducible)
-        with _running(settings, model, engine, app, outcomes, identity) as backstage:
+        with _running(settings, model, engine, app, outcomes, reproducible) as backstage:
             return _serve(settings, app, backstage)
 
 
@@ -76,6 +76,8 @@ def configure_logging(settings: WorkerSettings) -> None:
     # One line a job is enough, and it is ours: Celery's would show the task's value.
     logging.getLogger("celery.app.trace").setLevel(logging.ERROR)
     logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)
+    # While Redis is away, every thread that waits to store a result would say so, with a traceback, again and again.
+    logging.getLogger("celery.backends.base").setLevel(logging.ERROR)
     # Celery warns superusers because of pickle, which is not accepted here; a container's user is a superuser often.
     warnings.simplefilter("ignore", SecurityWarning)
 
@@ -91,44 +93,31 @@ def _running(
     engine: LlamaEngine,
     app: Celery,
     outcomes: tasks.Outcomes,
-    identity: Identity,
+    reproducible: bool,
 ) -> Iterator[Backstage]:
     """Everything behind the pool, started; stopped on the way out."""
-    with ExitStack() as connections:
-
-        def connection() -> redis.Redis:
-            client: redis.Redis = connections.enter_context(connect(settings))
-            return client
-
-        def end_job(job_id: str, reason: EndReason) -> None:
-            runner.send(End(job_id, reason))
-
-        def outbox_full() -> bool:
-            return publisher.full
-
-        publisher = Publisher(connection(), settings.ledger, end_job, settings.outbox_tokens, crash)
-        scheduler = Scheduler(
-            engine.limits, model, chunk_tokens=settings.chunk_tokens, prefill_tokens=settings.prefill_tokens
-        )
-        runner = Runner(engine, scheduler, publisher.put, outbox_full, crash)
-        preparer = JobPreparer(model, settings.ctx_per_slot)
-        admission = Admission(connection(), settings, preparer, runner, publisher, _mark_started(app), identity)
-        for_leases = connection()
+    with connect(settings) as for_events, connect(settings) as for_claims, connect(settings) as for_leases:
+        # A worker restarted under its predecessor's name must not pass for the owner of the other's jobs.
+        identity = Identity(f"{settings.worker_name}-{uuid.uuid4().hex[:6]}", model.name)
+        publisher, runner = _connect_engine(settings, model, engine, for_events)
+        preparer = JobPreparer(model, settings, reproducible=reproducible)
+        admission = Admission(for_claims, settings, preparer, runner, publisher, _mark_started(app), identity)
+        deliveries = Deliveries()
         reconciler = Reconciler(for_leases, settings, _publish_again(app), queue_keys(settings))
-        keeper = Keeper(for_leases, settings, identity.owner, runner, reconciler, in_work, crash)
         description = {
             "model": model.name,
             "slots": settings.slots,
             "cells": settings.slots * settings.ctx_per_slot,
-            "reproducible": identity.reproducible,
+            "reproducible": reproducible,
             "owner": identity.owner,
         }
         backstage = Backstage(
             admission=admission,
             runner=runner,
             publisher=publisher,
-            keeper=keeper,
+            keeper=Keeper(for_leases, settings, identity.owner, runner, reconciler, deliveries.in_work, crash),
             outcomes=outcomes,
+            deliveries=deliveries,
             drain_seconds=settings.drain_seconds,
             description=description,
         )
@@ -137,6 +126,25 @@ def _running(
             yield backstage
         finally:
             backstage.stop()
+
+
+def _connect_engine(
+    settings: WorkerSettings, model: LlamaModel, engine: LlamaEngine, connection: redis.Redis
+) -> tuple[Publisher, Runner]:
+    """The engine's thread and the publisher's: each tells the other something, so they are made together."""
+
+    def end_job(job_id: str, reason: EndReason) -> None:
+        runner.send(End(job_id, reason))
+
+    def outbox_full() -> bool:
+        return publisher.full
+
+    scheduler = Scheduler(
+        engine.limits, model, chunk_tokens=settings.chunk_tokens, prefill_tokens=settings.prefill_tokens
+    )
+    publisher = Publisher(connection, settings.ledger, end_job, settings.outbox_tokens, crash)
+    runner = Runner(engine, scheduler, publisher.put, outbox_full, crash)
+    return publisher, runner
 
 
 def _serve(settings: WorkerSettings, app: Celery, backstage: Backstage) -> int:
@@ -161,16 +169,17 @@ def queue_keys(settings: WorkerSettings) -> list[str]:
     return [settings.namespace if step == 0 else f"{settings.namespace}\x06\x16{step}" for step in PRIORITIES]
 
 
-def in_work() -> tuple[Collection[str], Collection[str]]:
-    """Job ids and delivery tags of every message that this process holds."""
-    requests = list(celery_state.requests.values())
-    return [request.id for request in requests], [request.message.delivery_tag for request in requests]
-
-
 def _mark_started(app: Celery) -> Callable[[Delivery], None]:
     """Store Celery's state STARTED; the tracer, which does it in stock Celery, runs only at the end of a job."""
     meta = {"pid": os.getpid(), "hostname": socket.gethostname()}
-    return lambda delivery: app.backend.store_result(delivery.job_id, meta, "STARTED")
+
+    def mark_started(delivery: Delivery) -> None:
+        try:
+            app.backend.store_result(delivery.job_id, meta, "STARTED")
+        except Exception as error:  # nice to know, but no reason not to run the job
+            logger.warning("job %s has started, but Celery's state could not be stored: %s", delivery.job_id, error)
+
+    return mark_started
 
 
 def _publish_again(app: Celery) -> Callable[[str, Any, int], None]:

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from worker.admission import Admission, Ender
-from worker.delivery import Delivery
+from worker.delivery import Deliveries, Delivery
 from worker.keeper import Keeper
 from worker.outcome import Outcome
 from worker.publisher import Publisher
@@ -28,10 +28,12 @@ class Backstage:
         publisher: Publisher,
         keeper: Keeper,
         outcomes: Outcomes,
+        deliveries: Deliveries,
         drain_seconds: float,
         description: dict[str, Any],
     ) -> None:
         self.drain_seconds = drain_seconds
+        self.deliveries = deliveries
         self._admission = admission
         self._runner = runner
         self._publisher = publisher

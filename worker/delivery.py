@@ -1,14 +1,15 @@
-"""One message of Celery's that this worker holds, and how its callbacks are called. Owned by the pool; hub thread."""
+"""The messages of Celery's that this worker holds, and how their callbacks are called. The pool's; hub thread."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from celery.worker import state as celery_state
 from celery.worker.request import Request
-from celery.worker.state import task_ready
 
 from worker.outcome import Outcome
 
@@ -56,22 +57,45 @@ class Delivery:
     soft_limit_seconds: float | None = None
     hard_limit_seconds: float | None = None
     accepted_at: float | None = None
+    #: Whether the ledger has given the job to this worker; set on the admit thread.
+    claimed: bool = False
     #: Earlier deliveries of the same job, whose messages still have to go.
     stale: list[EngineRequest] = field(default_factory=list)
+    #: Whether a message was adopted since the claim: what it is about, only another claim can tell.
+    unsure: bool = False
     #: Set once the attempt is over; a redelivery that comes later is not adopted.
     outcome: Outcome | None = None
     answer: TracerAnswer | None = None
+
+    @property
+    def wire_job(self) -> tuple[str, int]:
+        """The job's body and priority as the message has them; whatever is wrong with them is found after the claim."""
+        request = self.arguments[2]
+        keywords, positional = request.get("kwargs") or {}, request.get("args") or ()
+        body = keywords.get("job", positional[0] if positional else None)
+        priority = (request.get("delivery_info") or {}).get("priority")
+        # In ASCII, whatever it is: only JSON that means something gets past the validation.
+        return json.dumps(body, separators=(",", ":")), priority if isinstance(priority, int) else 0
+
+    @property
+    def limit_seconds(self) -> float | None:
+        """Celery's time limits, the shorter one."""
+        limits = [limit for limit in (self.soft_limit_seconds, self.hard_limit_seconds) if limit]
+        return min(limits, default=None)
 
     def terminate(self, signal: Any = None) -> None:
         """Part of Celery's contract for what `apply_async` returns; the request has asked the pool already."""
 
     def accept(self) -> None:
-        """Tell Celery that the task has started."""
+        """Tell Celery that the task has started, once."""
+        if self.accepted_at is not None:
+            return
         self.accepted_at = time.monotonic()
         self.accept_callback(self.pid, self.accepted_at)
 
     def adopt(self, request: EngineRequest, callback: Any, accept_callback: Any) -> None:
         """Take a second message for the same job in the first one's place."""
+        self.unsure = True
         self.stale.append(self.request)
         self.request, self.callback, self.accept_callback = request, callback, accept_callback
         if self.accepted_at is not None:
@@ -82,7 +106,7 @@ class Delivery:
         assert self.outcome is not None
         result = self.outcome.result
         if self.outcome.kind == "handed_back":
-            task_ready(self.request)
+            celery_state.task_ready(self.request)
             self.request.reject(requeue=True)
         elif result is not None and result.status == "cancelled":
             self.request.conclude_revoked(pool)
@@ -113,3 +137,15 @@ class Delivery:
             return False
         timed_out = any(choice.finish_reason == "timeout" for choice in result.choices)
         return timed_out and time.monotonic() - self.accepted_at >= self.hard_limit_seconds
+
+
+class Deliveries(dict[str, Delivery]):
+    """What this worker holds, by job. Changed on the hub thread only."""
+
+    def in_work(self) -> tuple[list[str], list[str]]:
+        """The claimed jobs, and the tags of all messages, also those that Celery holds back. Any thread."""
+        held = list(self.values())
+        requests = [request for delivery in held for request in (delivery.request, *delivery.stale)]
+        requests += list(celery_state.requests.values())
+        tags = {str(request.message.delivery_tag) for request in requests}
+        return [delivery.job_id for delivery in held if delivery.claimed and delivery.outcome is None], sorted(tags)

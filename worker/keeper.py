@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 
 import redis
 
-from producer.ledger import execute
+from producer.scripts import execute
 from worker.reconciler import Reconciler
 from worker.runner import Ping, Runner
 from worker.settings import WorkerSettings
@@ -86,5 +86,5 @@ class Keeper:
         job_ids, delivery_tags = self._in_work()
         execute(
             self._connection,
-            self._ledger.vouch(self._owner, self._lease_seconds, time.time(), job_ids, delivery_tags),
+            self._ledger.vouch(self._owner, time.time(), job_ids, delivery_tags),
         )

@@ -11,6 +11,7 @@ import importlib.util
 import logging
 import os
 import re
+import tempfile
 from pathlib import Path
 
 from producer.errors import MissingExtra
@@ -60,22 +61,21 @@ def _requantise(source: Path, target: Path) -> None:
     from worker.engine.model import complaint, route_llama_log
 
     logger.info("re-quantising %s to Q8_0, once", source.name)
-    partial = target.with_name(f"{target.name}.{os.getpid()}.part")
     params = lib.llama_model_quantize_default_params()
     params.ftype = lib.LLAMA_FTYPE_MOSTLY_Q8_0
     params.allow_requantize = True
     route_llama_log()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        if lib.llama_model_quantize(os.fsencode(source), os.fsencode(partial), params):
-            raise StartupError(f"cannot write the demo model to {target.parent}{complaint()}; is there room?")
-        partial.replace(target)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            partial = Path(folder) / target.name
+            if lib.llama_model_quantize(os.fsencode(source), os.fsencode(partial), params):
+                raise StartupError(f"cannot write the demo model to {target.parent}{complaint()}; is there room?")
+            partial.replace(target)
     except OSError as error:
         raise StartupError(
             f"cannot write to {target.parent}: {error.strerror}; choose another folder with CELERY_LLAMA_CACHE_DIR"
         ) from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _from_hub(address: str, cache_dir: Path) -> Path:

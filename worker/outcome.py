@@ -8,7 +8,8 @@ from typing import Literal
 from producer.results import Result
 
 #: `ended`: the job has a result. `dropped`: somebody else has the job. `handed_back`: somebody else shall have it.
-OutcomeKind = Literal["ended", "dropped", "handed_back"]
+#: `fenced`: the ledger has refused the attempt; whose the job is now, only a new claim can tell.
+OutcomeKind = Literal["ended", "dropped", "handed_back", "fenced"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +22,4 @@ class Outcome:
 
 DROPPED = Outcome("dropped")
 HANDED_BACK = Outcome("handed_back")
+FENCED = Outcome("fenced")

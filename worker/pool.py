@@ -13,14 +13,15 @@ import os
 import queue
 import signal
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Protocol
 
 from celery.concurrency.base import BasePool, apply_target
 from kombu.asynchronous import get_event_loop
 
-from worker.delivery import Delivery
-from worker.outcome import Outcome
+from worker.delivery import Deliveries, Delivery
+from worker.outcome import HANDED_BACK, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ class Backstage(Protocol):
     """What the pool needs of the rest of the worker (`worker.backstage`)."""
 
     drain_seconds: float
+    #: Shared with the keeper, which vouches for them.
+    deliveries: Deliveries
 
     def admit(self, delivery: Delivery, pool: EnginePool) -> None:
         """Claim and prepare the job, off the hub thread."""
@@ -60,10 +63,10 @@ class EnginePool(BasePool):  # type: ignore[misc]
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._pids = itertools.count(1)
-        self._deliveries: dict[str, Delivery] = {}
+        self._deliveries = self.backstage.deliveries
         self._finishers = ThreadPoolExecutor(_FINISHER_THREADS, thread_name_prefix="finisher")
-        #: Deliveries whose tracer has run; concluded on the hub thread.
-        self._concluded: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+        #: What other threads have to say, in order; the hub's own callbacks have none.
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
         self._adopted = 0
         self._hub: Any = None
@@ -77,6 +80,8 @@ class EnginePool(BasePool):  # type: ignore[misc]
     def register_with_event_loop(self, hub: Any) -> None:
         """Called at every connect."""
         self._hub = hub
+        # A callback that raises takes the hub's other callbacks with it; what is left in the inbox waits for a tick.
+        hub.on_tick.add(self._work_off)
 
     def on_stop(self) -> None:
         """Warm shutdown: let running jobs finish, up to the drain time; hand the rest back."""
@@ -129,40 +134,52 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     def accepted(self, delivery: Delivery) -> None:
         """The job is claimed and its prompt is prepared. Any thread."""
-        self._hub.call_soon(delivery.accept)
+        self._post(delivery.accept)
 
     def ended(self, delivery: Delivery, outcome: Outcome) -> None:
         """The attempt is over, and the ledger says so. Any thread."""
-        self._finishers.submit(self._finish, delivery, outcome)
+        self._post(lambda: self._settle(delivery, outcome))
+
+    def _post(self, action: Callable[[], None]) -> None:
+        self._inbox.put(action)
+        self._hub.call_soon(self._work_off)
 
     # ---- finisher thread
 
-    def _finish(self, delivery: Delivery, outcome: Outcome) -> None:
-        delivery.outcome = outcome
-        if delivery.needs_tracer:
-            try:
-                with self.backstage.finish_with(outcome):
-                    delivery.answer = delivery.tracer(*delivery.arguments)
-            except (
-                Exception
-            ):  # the backend is away, say: the message stays, the redelivery finds the result in the ledger
-                logger.exception("job %s has ended, but Celery's result could not be stored", delivery.job_id)
-                delivery.outcome = Outcome("handed_back")
-        self._concluded.put(delivery)
-        if not self._stopping:
-            self._hub.call_soon(self._conclude)
+    def _finish(self, delivery: Delivery) -> None:
+        assert delivery.outcome is not None
+        try:
+            with self.backstage.finish_with(delivery.outcome):
+                delivery.answer = delivery.tracer(*delivery.arguments)
+        except Exception:  # the message stays, and whoever gets it next finds the result in the ledger
+            logger.exception("job %s has ended, but Celery's result could not be stored", delivery.job_id)
+            delivery.outcome = HANDED_BACK
+        self._post(lambda: self._conclude(delivery))
 
     # ---- hub thread; the main thread while stopping
 
-    def _conclude(self) -> None:
-        while True:
-            try:
-                delivery = self._concluded.get_nowait()
-            except queue.Empty:
-                return
-            self._conclude_one(delivery)
+    def _work_off(self) -> None:
+        while not self._inbox.empty():
+            self._inbox.get()()
 
-    def _conclude_one(self, delivery: Delivery) -> None:
+    def _settle(self, delivery: Delivery, outcome: Outcome) -> None:
+        """Believe the outcome, unless something has happened since the claim that only another claim can clear up."""
+        if delivery.outcome is not None:
+            return
+        delivery.claimed = False
+        if outcome.kind == "fenced" and self._stopping:
+            outcome = HANDED_BACK
+        elif outcome.kind == "fenced" or (delivery.unsure and outcome.kind != "handed_back" and not self._stopping):
+            delivery.unsure = False
+            self.backstage.admit(delivery, self)
+            return
+        delivery.outcome = outcome
+        if delivery.needs_tracer:
+            self._finishers.submit(self._finish, delivery)
+        else:
+            self._conclude(delivery)
+
+    def _conclude(self, delivery: Delivery) -> None:
         if self._deliveries.get(delivery.job_id) is delivery:
             del self._deliveries[delivery.job_id]
         try:
@@ -177,25 +194,32 @@ class EnginePool(BasePool):  # type: ignore[misc]
         deadline = time.monotonic() + drain_seconds
         hurry = _Hurry()
         while self._deliveries and time.monotonic() < deadline and not hurry.asked:
-            self._wait_for_one(0.1)
+            self._work_off_one(0.1)
         left = len(self._deliveries)
         self.backstage.hand_back()
         give_up = time.monotonic() + 5.0
         while self._deliveries and time.monotonic() < give_up:
-            self._wait_for_one(0.1)
+            self._work_off_one(0.1)
         self._finishers.shutdown(wait=True)
-        self._conclude()
+        self._work_off()
         logger.info("stopped; %d job(s) handed back", left)
 
-    def _wait_for_one(self, timeout_seconds: float) -> None:
+    def _work_off_one(self, timeout_seconds: float) -> None:
         try:
-            self._conclude_one(self._concluded.get(timeout=timeout_seconds))
+            action = self._inbox.get(timeout=timeout_seconds)
         except queue.Empty:
             return
+        action()
 
     def _get_info(self) -> dict[str, Any]:
         info: dict[str, Any] = super()._get_info()
-        return {**info, "pid": os.getpid(), "adopted": self._adopted, **self.backstage.info()}
+        return {
+            **info,
+            "pid": os.getpid(),
+            "held": len(self._deliveries),
+            "adopted": self._adopted,
+            **self.backstage.info(),
+        }
 
 
 class _Hurry:

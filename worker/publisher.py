@@ -16,10 +16,11 @@ from typing import TypeVar
 
 import redis
 
-from producer.ledger import Emission, Ledger, Operation, execute
+from producer.ledger import Emission, Ledger
 from producer.results import JobError
+from producer.scripts import Operation, execute
 from worker.engine.outputs import Ended, EndReason, Output, Text
-from worker.outcome import DROPPED, HANDED_BACK, Outcome
+from worker.outcome import FENCED, HANDED_BACK, Outcome
 from worker.threads import Crash, vital_thread
 from worker.transcript import Transcript
 
@@ -158,7 +159,7 @@ class Publisher:
 
     def _end(self, ended: Ended, job: Open) -> None:
         if ended.reason == "dropped":
-            job.on_end(DROPPED)
+            job.on_end(FENCED)
         elif ended.reason == "handed_back":
             self._persist(self._ledger.release(ended.job_id, ended.attempt))
             job.on_end(HANDED_BACK)
@@ -166,7 +167,7 @@ class Publisher:
             seq, event, result = job.transcript.end(ended)
             answer = self._persist(self._ledger.finish(ended.job_id, ended.attempt, seq, event, result))
             logger.info("job %s: %s, %d token(s)", ended.job_id, result.status, result.usage.completion_tokens)
-            job.on_end(DROPPED if answer == "fenced" else Outcome("ended", result))
+            job.on_end(FENCED if answer == "fenced" else Outcome("ended", result))
 
     def _persist(self, operation: Operation[T]) -> T:
         """Run an operation until the server has answered. Repeating is harmless: every entry has its number."""

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import redis
 
-from producer.ledger import execute
+from producer.scripts import execute
 from worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from producer.results import JobError
+from worker.engine.counters import Counters
 from worker.engine.outputs import EndReason, Output
 from worker.engine.plan import Engine
-from worker.engine.scheduler import Counters, Scheduler
+from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Attempt
 from worker.threads import Crash, vital_thread
 
@@ -100,6 +101,7 @@ class Runner:
     def _run(self) -> None:
         while self._take_commands():
             self.progress_at = time.monotonic()
+            self._scheduler.tidy()
             if not self._scheduler.idle and not self._outbox_full():
                 self._step()
 
@@ -110,6 +112,7 @@ class Runner:
         plan = scheduler.plan(now)
         for call, result in zip(plan.calls, self._engine.execute(plan), strict=False):
             self._send_out(scheduler.commit(call, result))
+        scheduler.tidy()
 
     def _take_commands(self) -> bool:
         """Carry out what the inbox holds; waits for it if there is nothing else to do. False at the end."""

@@ -37,6 +37,8 @@ class WorkerSettings(Settings):
     """Sequences that are decoded together; llama.cpp holds at most 256, one of which is kept free to move others."""
     lookahead: int = Field(default=8, ge=0)
     """Jobs beyond the slots that are claimed and prepared, so that a free slot is filled in the next step."""
+    memory: Literal["partitioned", "unified"] = "partitioned"
+    """`unified`: all slots share one pool of cells, for few long jobs among many short ones; not reproducible."""
     ctx_per_slot: int = Field(default=1024, ge=64)
     """Cells of one slot: prompt and output of one job. The memory needed is slots times this."""
     chunk_tokens: int = Field(default=64, ge=8)
@@ -66,6 +68,11 @@ class WorkerSettings(Settings):
     """Tokens that may wait for Redis before the engine pauses."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """How much is written to stderr."""
+
+    @property
+    def cells_per_job(self) -> int:
+        """Most tokens of a job, prompt and output together."""
+        return self.ctx_per_slot * (self.slots if self.memory == "unified" else 1)
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:

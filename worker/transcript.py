@@ -12,6 +12,7 @@ from typing import Any
 
 from producer.events import encode_event
 from producer.ledger import Emission
+from producer.replay import Delivered
 from producer.results import Choice, EndStatus, FinishReason, Result, Timings, TokenLogprob, Usage
 from worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text
 from worker.engine.plan import Sampled
@@ -57,6 +58,23 @@ class Transcript:
     first_token_at: float | None = None
     #: Tokens that this attempt has produced.
     produced_tokens: int = 0
+
+    def resume(self, so_far: Delivered) -> None:
+        """Go on where an earlier attempt stopped."""
+        self.seq, self.started = so_far.last_seq, so_far.started
+        self.prompt_tokens, self.cached_tokens = so_far.prompt_tokens, so_far.cached_tokens
+        self._have_choices(max(so_far.choices, default=0) + 1)
+        for index, choice in so_far.choices.items():
+            self.choices[index] = TranscriptChoice([choice.text], len(choice.tokens), list(choice.logprobs))
+
+    def describe(self, *, choices: int, prompt_tokens: int, seed: int, reproducible: bool, logprobs: bool) -> None:
+        """Take note of what is known once the job is prepared."""
+        self._have_choices(choices)
+        self.prompt_tokens, self.seed = prompt_tokens, seed
+        self.reproducible, self.logprobs = reproducible, logprobs
+
+    def _have_choices(self, count: int) -> None:
+        self.choices += [TranscriptChoice() for _ in range(count - len(self.choices))]
 
     def write(self, outputs: Sequence[Output]) -> Emission:
         """The events of these outputs; tokens of one choice that follow each other share an event."""

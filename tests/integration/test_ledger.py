@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import redis
-from conftest import Hand
 
 from producer import queries
 from producer.events import AnyEvent
@@ -15,6 +14,7 @@ from producer.ledger import Emission, Ledger, Submission
 from producer.names import Names
 from producer.replay import PAGE_ENTRIES, delivered, read_events
 from producer.results import JobInfo
+from tests.integration.hand import Hand
 
 Enter = Callable[..., Submission]
 
@@ -115,6 +115,49 @@ def test_a_job_of_a_live_worker_is_busy(enter: Enter, hand: Hand) -> None:
 
     assert hand.claim("j", "worker-2").outcome == "busy"
     assert hand.claim("j", "worker-1").attempt == 2
+
+
+def test_a_claim_that_is_repeated_because_its_answer_was_lost_is_one_claim(enter: Enter, hand: Hand) -> None:
+    enter("j")
+    claim = hand.ledger.claim("j", "worker-1", "{}", 5)
+
+    assert [hand.do(claim).attempt, hand.do(claim).attempt] == [1, 1]
+    assert hand.do(hand.ledger.claim("j", "worker-1", "{}", 5)).attempt == 2
+    assert hand.do(claim).attempt == 3, "it is not the last claim any more"
+
+
+def test_a_live_worker_keeps_a_job_only_as_long_as_it_vouches_for_it(enter: Enter, hand: Hand, names: Names) -> None:
+    enter("j")
+    hand.claim("j", "worker-1")
+    assert 0 < hand.claim("j", "worker-2").lease_left_seconds <= hand.ledger.lease_seconds
+
+    hand.connection.zincrby(names.open, -hand.ledger.lease_seconds, "j")
+
+    assert hand.claim("j", "worker-2").attempt == 2
+
+
+def test_nobody_is_asked_to_cancel_a_job_that_its_worker_does_not_vouch_for(
+    enter: Enter, hand: Hand, names: Names
+) -> None:
+    enter("j")
+    hand.claim("j", "worker-1")
+    hand.connection.zincrby(names.open, -hand.ledger.lease_seconds, "j")
+
+    assert hand.do(hand.ledger.cancel("j")) == "closed"
+
+
+def test_a_worker_vouches_only_forward_and_only_for_what_is_there(enter: Enter, hand: Hand, names: Names) -> None:
+    enter("j")
+    connection = hand.connection
+    connection.zadd(names.unacked_index, {"tag": 200})
+    ahead = connection.zincrby(names.open, 1_000, "j")
+
+    hand.do(hand.ledger.vouch("worker-1", 100, ["j", "gone"], ["tag", "gone"]))
+    assert connection.zrange(names.unacked_index, 0, -1, withscores=True) == [(b"tag", 200)]
+    assert connection.zrange(names.open, 0, -1, withscores=True) == [(b"j", ahead)]
+
+    hand.do(hand.ledger.vouch("worker-1", 300, ["j"], ["tag"]))
+    assert connection.zscore(names.unacked_index, "tag") == 300
 
 
 def test_a_job_whose_worker_died_is_claimed_by_the_next(enter: Enter, hand: Hand, names: Names) -> None:

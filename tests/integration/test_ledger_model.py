@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from uuid import uuid4
 
 import redis
-from conftest import Hand
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -16,6 +15,7 @@ from producer.cursor import EventCursor
 from producer.replay import delivered, read_events
 from producer.results import END_STATUSES
 from producer.settings import Settings
+from tests.integration.hand import Hand
 
 OWNERS = st.sampled_from(["w1", "w2", "w3"])
 JOBS = st.sampled_from(["j1", "j2"])
@@ -237,7 +237,5 @@ class LedgerAgainstModel(RuleBasedStateMachine):
 def test_the_ledger_does_what_the_model_says_whatever_happens(connection: redis.Redis) -> None:
     run_state_machine_as_test(
         lambda: LedgerAgainstModel(connection),  # type: ignore[arg-type]
-        settings=settings(
-            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-        ),
+        settings=settings(max_examples=60, stateful_step_count=40, suppress_health_check=[HealthCheck.too_slow]),
     )

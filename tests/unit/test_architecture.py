@@ -31,6 +31,7 @@ IO = {
 #: Every rule of these is tested without a model or a server.
 PURE = {
     "producer/cursor.py",
+    "worker/engine/counters.py",
     "worker/engine/detokenizer.py",
     "worker/engine/gbnf.py",
     "worker/engine/memory.py",
@@ -40,9 +41,12 @@ PURE = {
     "worker/engine/scheduler.py",
     "worker/engine/schema.py",
     "worker/engine/sequence.py",
+    "worker/engine/waiting.py",
 }
 #: The only ones that know llama.cpp: its functions, and llama-cpp-python's helpers for templates and schemas.
 LLAMA = {
+    "worker/engine/batch.py",
+    "worker/engine/candidates.py",
     "worker/engine/llama.py",
     "worker/engine/model.py",
     "worker/engine/sampling.py",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ ALPHABET = "abcdEND\n</s>👩日本 "
 def pieces_of(data: bytes, cuts: list[int]) -> list[bytes]:
     """The data cut at the given places."""
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
-    return [data[begin:end] for begin, end in zip(edges, edges[1:], strict=False)]
+    return [data[begin:end] for begin, end in pairwise(edges)]
 
 
 def shown(pieces: list[bytes], stops: list[str]) -> tuple[str, bool]:

@@ -21,10 +21,11 @@ from producer.errors import (
 )
 from producer.events import AnyEvent, Event, encode_event, parse_event
 from producer.jobs import GenerateJob
-from producer.ledger import Operation, Submission
+from producer.ledger import Submission
 from producer.queries import Query
 from producer.replay import PAGE_ENTRIES
 from producer.results import Choice, Result
+from producer.scripts import Operation
 from producer.settings import Settings
 from producer.steps import Flow, Listen, Publish, Subscribe, TellWorkers, Waiting
 

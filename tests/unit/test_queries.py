@@ -83,7 +83,7 @@ def test_any_stream_is_events_or_is_refused(reply: list[tuple[bytes, dict[bytes,
 
 @given(created=st.binary(max_size=9), result=st.binary(max_size=30), body=st.binary(max_size=30))
 def test_any_answer_to_a_claim_is_a_claim_or_is_refused(created: bytes, result: bytes, body: bytes) -> None:
-    refused_or_read(LEDGER.claim("j", "w", "", 5).parse, [b"ended", 0, 0, 0, created, body, b"x", result])
+    refused_or_read(LEDGER.claim("j", "w", "", 5).parse, [b"ended", 0, 0, 0, created, body, b"x", result, b"0"])
 
 
 def test_a_result_written_by_a_newer_version_is_read() -> None:

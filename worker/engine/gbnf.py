@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple, NoReturn
 
 from worker.errors import BadGrammar
@@ -18,8 +19,7 @@ from worker.errors import BadGrammar
 MAX_CHARACTERS = 1_000_000
 MAX_NESTING = 2_000
 MAX_ELEMENTS = 200_000
-#: llama.cpp's own limit, MAX_REPETITION_THRESHOLD.
-MAX_REPETITIONS = 2_000
+MAX_REPETITIONS = 2_000  #: llama.cpp's own limit, MAX_REPETITION_THRESHOLD
 #: Ways to begin a rule: llama.cpp follows each of them, and keeps those that differ.
 MAX_BEGINNINGS = 10_000
 
@@ -62,18 +62,14 @@ class _Facts(NamedTuple):
 
 def check_gbnf(text: str, is_token: Callable[[str], bool]) -> None:
     """Raise BadGrammar unless llama.cpp can parse and hold the grammar; `is_token`: whether `<text>` is one token."""
-    if len(text) > MAX_CHARACTERS:
-        raise BadGrammar(f"the grammar has more than {MAX_CHARACTERS} characters")
-    if "\0" in text:
-        raise BadGrammar("the grammar contains a NUL character")
+    if len(text) > MAX_CHARACTERS or "\0" in text:
+        raise BadGrammar(f"the grammar has more than {MAX_CHARACTERS} characters, or a NUL among them")
     rules = _Parser(text, is_token).parse()
     if "root" not in rules:
         raise BadGrammar("the grammar has no rule `root`")
-    for rule in rules.values():
-        for alternative in rule.alternatives:
-            for item in alternative:
-                if item.rule is not None and item.rule not in rules:
-                    raise BadGrammar(f"the grammar has no rule `{item.rule[:64]}`")
+    for item in chain.from_iterable(alternative for rule in rules.values() for alternative in rule.alternatives):
+        if item.rule is not None and item.rule not in rules:
+            raise BadGrammar(f"the grammar has no rule `{item.rule[:64]}`")
     _measure(rules)
 
 
@@ -205,7 +201,7 @@ class _Parser:
 
     def _fail(self, expected: str) -> NoReturn:
         before = self._text[: self._at]
-        column = self._at - (before.rfind("\n") + 1) + 1
+        column = self._at - before.rfind("\n")
         raise BadGrammar(f"the grammar, line {before.count(chr(10)) + 1}, column {column}: expected {expected}")
 
 

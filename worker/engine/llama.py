@@ -1,6 +1,6 @@
 """The engine: one llama.cpp context, its cells and its batch. Owned by the engine thread, which alone may call it.
 
-The cells are partitioned: every slot has its own, so a job can neither run out of cells in mid-generation nor see its
+By default the cells are partitioned: every slot has its own, so a job can neither run out of cells nor see its
 output change with its neighbours'. `llama_decode` and the samplers release the GIL.
 """
 
@@ -15,10 +15,25 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 import numpy.typing as npt
 
-from worker.engine.cores import usable_cores
+from worker.engine.batch import Batch
+from worker.engine.candidates import Candidates
+from worker.engine.machine import available_bytes, usable_cores
 from worker.engine.model import LlamaModel, complaint
-from worker.engine.plan import Call, CallError, CallResult, Copy, Limits, Piece, Plan, Trim
-from worker.engine.sampling import Candidates, LlamaSampler
+from worker.engine.plan import (
+    Call,
+    CallError,
+    CallResult,
+    Copy,
+    Drop,
+    Limits,
+    Load,
+    Operation,
+    Piece,
+    Plan,
+    Save,
+    Trim,
+)
+from worker.engine.sampling import LlamaSampler, guided
 from worker.errors import EngineFault, StartupError
 from worker.settings import WorkerSettings
 
@@ -33,6 +48,8 @@ _FLASH_ATTENTION = {
 }
 _CACHE_TYPES = {"f32": lib.GGML_TYPE_F32, "f16": lib.GGML_TYPE_F16, "q8_0": lib.GGML_TYPE_Q8_0}
 
+_CELL_BYTES = {lib.GGML_TYPE_F32: 4.0, lib.GGML_TYPE_F16: 2.0, lib.GGML_TYPE_Q8_0: 34 / 32}
+
 # llama_decode's return values; below INVALID_BATCH the context cannot be trusted any more
 _DONE, _NO_ROOM, _ABORTED, _INVALID_BATCH = 0, 1, 2, -1
 
@@ -46,10 +63,11 @@ class LlamaEngine:
         self._params = _context_params(model, settings)
         self.limits = Limits(
             slots=settings.slots,
-            cells_per_slot=settings.ctx_per_slot,
+            cells_per_slot=settings.cells_per_job,
             batch_tokens=self._params.n_batch,
             can_trim=model.can_trim,
-            spare_slots=_spare_slots(model),
+            spare_slots=_spare_slots(model, settings),
+            shared_cells=settings.memory == "unified",
         )
         if settings.ctx_per_slot > model.n_ctx_train:
             logger.warning(
@@ -57,8 +75,11 @@ class LlamaEngine:
                 settings.ctx_per_slot,
                 model.n_ctx_train,
             )
-        self._batch = _Batch(self._params.n_batch)
+        _warn_of_memory(model, self._params)
+        self._batch = Batch(self._params.n_batch)
         self._candidates = Candidates(model.n_vocab)
+        #: Cells of sequences that were set aside, by key.
+        self._saved: dict[int, Any] = {}
         self._context: Any = None
         self._memory: Any = None
         if not self._open():
@@ -77,15 +98,28 @@ class LlamaEngine:
             if result.error is not None and result.error.cells_lost:
                 return
 
-    def _operate(self, operation: Copy | Trim) -> None:
-        if isinstance(operation, Trim):
-            self._trim(operation.slot, operation.tokens)
-            return
-        if operation.source != operation.target:
-            # Between partitions llama.cpp copies a whole sequence or asserts, so the tail is cut afterwards.
-            self._trim(operation.target, 0)
-            lib.llama_memory_seq_cp(self._memory, operation.source, operation.target, -1, -1)
-        self._trim(operation.target, operation.tokens)
+    def _operate(self, operation: Operation) -> None:
+        match operation:
+            case Trim(slot, tokens):
+                self._trim(slot, tokens)
+            case Copy(source, target, tokens):
+                if source != target:
+                    # Between partitions llama.cpp copies a whole sequence or asserts, so the tail is cut afterwards.
+                    self._trim(target, 0)
+                    lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+                self._trim(target, tokens)
+            case Save(slot, key):
+                size = lib.llama_state_seq_get_size(self._context, slot)
+                state = (ctypes.c_uint8 * size)()
+                if lib.llama_state_seq_get_data(self._context, state, size, slot) != size:
+                    raise EngineFault("llama.cpp could not copy a slot's cells")
+                self._saved[key] = state
+            case Load(slot, key):
+                state = self._saved.pop(key)
+                if not lib.llama_state_seq_set_data(self._context, state, len(state), slot):
+                    raise EngineFault("llama.cpp could not restore a slot's cells")
+            case Drop(key):
+                self._saved.pop(key, None)
 
     def _trim(self, slot: int, tokens: int) -> None:
         if not lib.llama_memory_seq_rm(self._memory, slot, tokens, -1):
@@ -122,13 +156,20 @@ class LlamaEngine:
 
     def _sample(self, pieces: Sequence[Piece]) -> CallResult:
         result = CallResult()
-        sampling = [piece for piece in pieces if piece.sampler is not None]
-        if not sampling:
+        wanted = [piece for piece in pieces if piece.wants_logits]
+        if not wanted:
             return result
-        for piece, row in zip(sampling, self._logits(len(sampling)), strict=True):
+        rows = dict(zip([piece.slot for piece in wanted], self._logits(len(wanted)), strict=True))
+        for piece in wanted:
+            if piece.sampler is None:
+                continue
             try:
+                row = rows[piece.slot]
+                if piece.guide is not None:
+                    negative_slot, scale = piece.guide
+                    row = guided(row, rows[negative_slot], scale)
                 result.sampled[piece.slot] = cast(LlamaSampler, piece.sampler).sample(row, self._candidates)
-            except Exception as error:
+            except Exception as error:  # whatever it is, the neighbours are not concerned
                 logger.warning("sampling failed in slot %d: %s", piece.slot, error)
                 result.faults[piece.slot] = str(error)
         return result
@@ -162,67 +203,36 @@ class LlamaEngine:
         self.close()
 
 
-class _Batch:
-    """The one `llama_batch`, over numpy arrays: a few slice assignments fill it, 10 to 30 us for 32 rows."""
-
-    def __init__(self, capacity: int) -> None:
-        self._tokens = np.zeros(capacity, dtype=np.int32)
-        self._positions = np.zeros(capacity, dtype=np.int32)
-        self._slots = np.zeros(capacity, dtype=np.int32)
-        self._outputs = np.zeros(capacity, dtype=np.int8)
-        self._ones = np.ones(capacity, dtype=np.int32)
-        # llama_batch wants a pointer to each row's list of sequences; every row has one sequence, so they never change
-        self._pointers = self._slots.ctypes.data + np.arange(capacity, dtype=np.uint64) * self._slots.itemsize
-        self._range = np.arange(capacity, dtype=np.int32)
-        self.struct = lib.llama_batch(
-            n_tokens=0,
-            token=_pointer(self._tokens, lib.llama_token),
-            embd=None,
-            pos=_pointer(self._positions, lib.llama_pos),
-            n_seq_id=_pointer(self._ones, ctypes.c_int32),
-            seq_id=_pointer(self._pointers, ctypes.POINTER(lib.llama_seq_id)),
-            logits=_pointer(self._outputs, ctypes.c_int8),
-        )
-
-    def fill(self, pieces: Sequence[Piece]) -> None:
-        """Lay out the pieces one after another; logits for the last row of each piece that samples."""
-        if all(len(piece.tokens) == 1 for piece in pieces):
-            rows = len(pieces)
-            self._tokens[:rows] = [piece.tokens[0] for piece in pieces]
-            self._positions[:rows] = [piece.start for piece in pieces]
-            self._slots[:rows] = [piece.slot for piece in pieces]
-            self._outputs[:rows] = [piece.sampler is not None for piece in pieces]
-            self.struct.n_tokens = rows
-            return
-        end = 0
-        for piece in pieces:
-            start, end = end, end + len(piece.tokens)
-            self._tokens[start:end] = piece.tokens
-            np.add(self._range[: end - start], piece.start, out=self._positions[start:end])
-            self._slots[start:end] = piece.slot
-            self._outputs[start:end] = 0
-            self._outputs[end - 1] = piece.sampler is not None
-        self.struct.n_tokens = end
-
-
 def _slot(piece: Piece) -> int:
     return piece.slot
 
 
-def _pointer(array: npt.NDArray[Any], kind: Any) -> Any:
-    return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
+def _spare_slots(model: LlamaModel, settings: WorkerSettings) -> int:
+    """One slot more than sequences, so that the scheduler can always move one; where moving is possible and helps."""
+    return 1 if model.can_trim and settings.memory == "partitioned" else 0
 
 
-def _spare_slots(model: LlamaModel) -> int:
-    """One slot more than sequences, so that the scheduler can always move one; where cells can be copied at all."""
-    return 1 if model.can_trim else 0
+def _warn_of_memory(model: LlamaModel, params: Any) -> None:
+    """Say before it happens why the system may end the process: on a CPU there is no failed allocation to report."""
+    if lib.llama_supports_gpu_offload():
+        return  # there it fails, and is reported
+    head = lib.llama_model_n_embd(model.pointer) // max(1, lib.llama_model_n_head(model.pointer))
+    values = 2 * head * lib.llama_model_n_head_kv(model.pointer) * lib.llama_model_n_layer(model.pointer)
+    needed = params.n_ctx * values * _CELL_BYTES[params.type_k]
+    available = available_bytes()
+    if available is not None and needed > available:
+        logger.warning(
+            "the cells need about %.1f GiB and %.1f GiB are free; lower slots or ctx_per_slot, or set cache_type=q8_0",
+            needed / 2**30,
+            available / 2**30,
+        )
 
 
 def _context_params(model: LlamaModel, settings: WorkerSettings) -> Any:
     params = lib.llama_context_default_params()
-    params.n_seq_max = settings.slots + _spare_slots(model)
+    params.n_seq_max = settings.slots + _spare_slots(model, settings)
     params.n_ctx = params.n_seq_max * settings.ctx_per_slot
-    params.kv_unified = False
+    params.kv_unified = settings.memory == "unified"
     params.n_batch = max(settings.prefill_tokens, settings.chunk_tokens, params.n_seq_max)
     # A call is computed in one piece: where llama.cpp cut it would depend on how many sequences it has.
     params.n_ubatch = params.n_batch

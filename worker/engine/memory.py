@@ -6,7 +6,9 @@ uses keep what they hold, as prefixes for later jobs, until their turn comes; th
 
 from __future__ import annotations
 
-from worker.engine.plan import Copy, Limits, Trim
+import itertools
+
+from worker.engine.plan import Copy, Drop, Limits, Load, Operation, Save, Trim
 from worker.engine.prefix_cache import Chunk, PrefixCache
 from worker.engine.sequence import Attempt, Sequence
 
@@ -15,86 +17,136 @@ class PartitionedMemory:
     """Gives out slots, and the beginnings of prompts that slots hold already."""
 
     def __init__(self, limits: Limits, *, chunk_tokens: int, share_prefixes: bool) -> None:
-        #: Sequences by slot.
+        #: Sequences by slot; a guided one and its negative prompt's are two.
         self.running: dict[int, tuple[Attempt, Sequence]] = {}
         self.copied_tokens = 0
         self._chunk_tokens = chunk_tokens
         self._share = share_prefixes and limits.can_trim
-        self._cache = PrefixCache(chunk_tokens)
-        self._movable = limits.can_trim
+        self._movable = limits.can_trim and limits.spare_slots > 0
         self._slots = limits.slots
+        self._cache = PrefixCache(chunk_tokens)
         #: Slots without a sequence, the one freed longest ago first.
         self._free: dict[int, None] = dict.fromkeys(range(limits.slots + limits.spare_slots))
-        self._operations: list[Copy | Trim] = []
+        self._operations: list[Operation] = []
+        self._keys = itertools.count()
+
+    def fits(self, sequence: Sequence) -> bool:
+        """Whether the sequence could get its slots."""
+        return self.room >= sequence.width
+
+    def can_grow(self, _tokens: int) -> bool:
+        """Whether those that run can get this many cells more; here each has its own."""
+        return True
 
     @property
-    def has_room(self) -> bool:
-        """Whether a sequence could get a slot."""
-        return len(self.running) < self._slots
+    def room(self) -> int:
+        """How many slots could be given out."""
+        return self._slots - len(self.running)
 
-    def take_operations(self) -> list[Copy | Trim]:
+    def take_operations(self) -> list[Operation]:
         """What has to be done to the cells before the next call."""
         operations, self._operations = self._operations, []
         return operations
 
+    def next_tokens(self, sequence: Sequence) -> int:
+        """How many tokens the sequence's next piece has."""
+        return len(sequence.piece(self._chunk_tokens).tokens)
+
+    # ---- slots come and go
+
     def assign(self, attempt: Attempt, sequence: Sequence) -> None:
-        """Give the sequence a free slot, the one that holds most of its prompt."""
-        slot, kept = self._choose(sequence)
-        del self._free[slot]
-        self._cache.enter(slot, sequence.tokens, kept)
-        self._operations.append(Trim(slot, kept))
-        sequence.slot, sequence.read, sequence.cached = slot, kept, kept
-        self.running[slot] = attempt, sequence
+        """Give the sequence a free slot, the one that holds most of its prompt; likewise its negative prompt's."""
+        for part in sequence.parts:
+            self._assign(attempt, part)
 
     def release(self, sequence: Sequence) -> None:
         """Take the slot back; its cells stay until somebody else gets it."""
-        if sequence.slot is not None:
-            del self.running[sequence.slot]
-            self._free[sequence.slot] = None
-            sequence.slot = None
+        for part in sequence.parts:
+            if part.slot is not None:
+                self._vacate(part)
+            if part.saved is not None:
+                self._operations.append(Drop(part.saved))
+                part.saved = None
 
-    def arrange(self) -> None:
-        """Bring the decoding sequences into slots that follow each other.
+    def set_aside(self, sequence: Sequence) -> None:
+        """Take the slot for somebody more urgent; the sequence will go on where it was.
 
-        llama.cpp cuts a call wherever slot numbers have a gap, and every part reads all the weights again: 16 rows in
-        every other slot took 3.5 times as long as in slots side by side, while moving a slot of 1024 cells costs 2 ms.
+        Cells of whole chunks are computed again, which gives the same bits; those that were decoded would not, so they
+        are kept in host memory.
         """
-        decoding = {slot for slot, (_, sequence) in self.running.items() if sequence.remaining == 1}
-        if not self._movable or not decoding or max(decoding) - min(decoding) < len(decoding):
-            return
-        window = self._best_window(decoding)
-        strays = sorted(decoding - set(window))
-        # Free slots first: what leaves for them makes room for readers that are in the way.
-        for target in sorted(set(window) - decoding, key=lambda slot: (slot in self.running, slot)):
-            if target in self.running:
-                self._move(target, next(slot for slot in self._free if slot not in window))
-            self._move(strays.pop(), target)
+        for part in sequence.parts:
+            assert part.slot is not None
+            if sequence.decodes:
+                part.saved = next(self._keys)
+                self._operations.append(Save(part.slot, part.saved))
+            else:
+                part.read = 0
+            self._vacate(part)
 
-    def computed(self, sequence: Sequence, tokens: Chunk) -> None:
+    def _assign(self, attempt: Attempt, sequence: Sequence) -> None:
+        slot, kept = self._choose(sequence, share=self._share and not attempt.exclusive and sequence.saved is None)
+        del self._free[slot]
+        self._cache.enter(slot, sequence.tokens, kept)
+        self._operations.append(Trim(slot, kept))
+        if sequence.saved is None:
+            sequence.read = sequence.cached = kept
+        else:
+            self._operations.append(Load(slot, sequence.saved))
+            sequence.saved = None
+        sequence.slot = slot
+        self.running[slot] = attempt, sequence
+
+    def _vacate(self, sequence: Sequence) -> None:
+        assert sequence.slot is not None
+        del self.running[sequence.slot]
+        self._free[sequence.slot] = None
+        sequence.slot = None
+
+    def _choose(self, sequence: Sequence, *, share: bool) -> tuple[int, int]:
+        """A free slot, and how many of its cells the sequence can keep."""
+        if share:
+            match = self._cache.match(sequence.tokens)
+            fitting = match.slots & self._free.keys()
+            if match.tokens and fitting:
+                return min(fitting, key=lambda slot: (self._cache.held(slot), slot)), match.tokens
+        empty = sorted(slot for slot in self._free if not self._cache.held(slot))
+        return (empty[0] if empty else next(iter(self._free))), 0
+
+    # ---- cells
+
+    def computed(self, attempt: Attempt, sequence: Sequence, tokens: Chunk) -> None:
         """The sequence's slot has got cells for these tokens."""
         assert sequence.slot is not None
+        start = sequence.read
         sequence.read += len(tokens)
-        if self._share and len(tokens) == self._chunk_tokens:
+        whole = len(tokens) == self._chunk_tokens and self._cache.held(sequence.slot) == start
+        if whole and self._share and not attempt.exclusive and self._may_enter(sequence.slot, tokens):
             self._cache.extend(sequence.slot, tokens)
+
+    def _may_enter(self, _slot: int, _chunk: Chunk) -> bool:
+        """Whether others may find this chunk in the slot; here it is of no account who else has computed it."""
+        return True
 
     def lose_cells(self) -> None:
         """The context is new and empty: everybody reads from the start again."""
         self._cache.clear()
         for _, sequence in self.running.values():
-            sequence.read = 0
+            sequence.read = sequence.cached = 0
 
-    def must_wait(self, sequence: Sequence, claimed: set[object]) -> bool:
+    # ---- sharing
+
+    def must_wait(self, attempt: Attempt, sequence: Sequence, claimed: set[object]) -> bool:
         """Copy what a neighbour has read already; True if a neighbour is about to read what the sequence needs next.
 
         `claimed` collects what the sequences asked before are going to read in this step.
         """
-        if not self._share:
+        if not self._share or attempt.exclusive:
             return False
         assert sequence.slot is not None
         match = self._cache.match(sequence.tokens)
         if match.tokens > sequence.read:
             following = self._shareable_chunk(sequence, match.tokens)
-            if any(self._reads_next(slot, match.tokens, following) for slot in match.slots):
+            if any(self._reads_next(slot, match.tokens, following, attempt) for slot in match.slots):
                 return True  # it goes on reading the same text: copy once, when it has read all of it
             self._copy(min(match.slots), sequence, match.tokens)
         chunk = self._shareable_chunk(sequence, sequence.read)
@@ -106,15 +158,45 @@ class PartitionedMemory:
         claimed.add(key)
         return False
 
-    def _choose(self, sequence: Sequence) -> tuple[int, int]:
-        """A free slot, and how many of its cells the sequence can keep."""
-        if self._share:
-            match = self._cache.match(sequence.tokens)
-            fitting = match.slots & self._free.keys()
-            if match.tokens and fitting:
-                return min(fitting, key=lambda slot: (self._cache.held(slot), slot)), match.tokens
-        empty = sorted(slot for slot in self._free if not self._cache.held(slot))
-        return (empty[0] if empty else next(iter(self._free))), 0
+    def _reads_next(self, slot: int, read: int, chunk: Chunk | None, follower: Attempt) -> bool:
+        if chunk is None or slot not in self.running:
+            return False
+        attempt, leader = self.running[slot]
+        if attempt.order > follower.order:
+            return False  # others may keep it from reading; the more urgent one takes the lead
+        return leader.read == read and leader.reads and self._shareable_chunk(leader, read) == chunk
+
+    def _shareable_chunk(self, sequence: Sequence, start: int) -> Chunk | None:
+        """The whole chunk at `start`, unless it has the last token in it."""
+        end = start + self._chunk_tokens
+        return tuple(sequence.tokens[start:end]) if end < len(sequence.tokens) else None
+
+    def _copy(self, source: int, sequence: Sequence, tokens: int) -> None:
+        assert sequence.slot is not None
+        self._operations.append(Copy(source, sequence.slot, tokens))
+        self._cache.enter(sequence.slot, sequence.tokens, tokens)
+        self.copied_tokens += tokens - sequence.read
+        sequence.cached += tokens - sequence.read
+        sequence.read = tokens
+
+    # ---- order
+
+    def arrange(self) -> None:
+        """Bring the decoding sequences into slots that follow each other.
+
+        llama.cpp cuts a call wherever slot numbers have a gap, and every part reads all the weights again: 16 rows in
+        every other slot took 3.5 times as long as in slots side by side, while moving a slot of 1024 cells costs 2 ms.
+        """
+        decoding = {slot for slot, (_, sequence) in self.running.items() if sequence.decodes}
+        if not self._movable or not decoding or max(decoding) - min(decoding) < len(decoding):
+            return
+        window = self._best_window(decoding)
+        strays = sorted(decoding - set(window))
+        # Free slots first: what leaves for them makes room for readers that are in the way.
+        for target in sorted(set(window) - decoding, key=lambda slot: (slot in self.running, slot)):
+            if target in self.running:
+                self._move(target, next(slot for slot in self._free if slot not in window))
+            self._move(strays.pop(), target)
 
     def _best_window(self, decoding: set[int]) -> range:
         """The stretch of slots with the fewest moves into it, and then with the least that would be forgotten."""
@@ -134,22 +216,3 @@ class PartitionedMemory:
         self._cache.enter(target, sequence.tokens, self._cache.held(source))
         sequence.slot = target
         self.running[target] = attempt, sequence
-
-    def _reads_next(self, slot: int, read: int, chunk: Chunk | None) -> bool:
-        if chunk is None or slot not in self.running:
-            return False
-        leader = self.running[slot][1]
-        return leader.read == read and leader.remaining > 1 and self._shareable_chunk(leader, read) == chunk
-
-    def _shareable_chunk(self, sequence: Sequence, start: int) -> Chunk | None:
-        """The whole chunk at `start`, unless it has the last token in it."""
-        end = start + self._chunk_tokens
-        return tuple(sequence.tokens[start:end]) if end < len(sequence.tokens) else None
-
-    def _copy(self, source: int, sequence: Sequence, tokens: int) -> None:
-        assert sequence.slot is not None
-        self._operations.append(Copy(source, sequence.slot, tokens))
-        self._cache.enter(sequence.slot, sequence.tokens, tokens)
-        self.copied_tokens += tokens - sequence.read
-        sequence.cached += tokens - sequence.read
-        sequence.read = tokens

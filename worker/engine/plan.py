@@ -31,6 +31,32 @@ class Trim:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Keep a copy of a slot's cells in host memory, under a key."""
+
+    slot: int
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Give an empty slot the cells that were kept under a key, and forget the copy."""
+
+    slot: int
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Forget the copy that was kept under a key."""
+
+    key: int
+
+
+Operation = Copy | Trim | Save | Load | Drop
+
+
 class Sampler(Protocol):
     """Chooses a sequence's next token; holds penalties, grammar and random state. Used on the engine thread only."""
 
@@ -50,6 +76,15 @@ class Piece(NamedTuple):
     tokens: Sequence[int]
     #: Samples from the last token's logits; None inside a prompt.
     sampler: Sampler | None
+    #: Classifier-free guidance: the slot of the negative prompt, whose piece is in the same call, and the scale.
+    guide: tuple[int, float] | None = None
+    #: This piece is a negative prompt's: its logits steer another piece.
+    guides: bool = False
+
+    @property
+    def wants_logits(self) -> bool:
+        """Whether anybody looks at the logits of its last token."""
+        return self.sampler is not None or self.guides
 
 
 #: All pieces of a call have the same length: llama.cpp would cut unequal ones into sub-batches, and where a prompt is
@@ -61,7 +96,7 @@ Call = Sequence[Piece]
 class Plan:
     """One step: first the cell operations in order, then the calls in order."""
 
-    operations: Sequence[Copy | Trim] = ()
+    operations: Sequence[Operation] = ()
     calls: Sequence[Call] = ()
 
     @property
@@ -118,6 +153,8 @@ class Limits(NamedTuple):
     can_trim: bool
     #: Slots beyond those, so that there is always a free one to move a sequence to.
     spare_slots: int = 0
+    #: The cells are one pool (the unified layout): `cells_per_slot` is then the whole pool.
+    shared_cells: bool = False
 
 
 class Engine(Protocol):

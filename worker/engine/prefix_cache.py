@@ -35,6 +35,8 @@ class PrefixCache:
 
     def __init__(self, chunk_tokens: int) -> None:
         self.chunk_tokens = chunk_tokens
+        #: How many chunks are held, each counted once.
+        self.chunks = 0
         self._root = _Node()
         #: The deepest node of each slot; its ancestors hold the slot too.
         self._tips: dict[int, _Node] = {}
@@ -65,37 +67,41 @@ class PrefixCache:
         self.forget(slot)
         node = self._root
         for chunk in self._chunks(tokens, read):
-            child = node.children.get(chunk)
-            if child is None:
-                child = node.children[chunk] = _Node(node, chunk, node.depth + 1)
-            child.slots.add(slot)
-            node = child
+            node = self._step(node, chunk, slot)
         if node is not self._root:
             self._tips[slot] = node
 
     def extend(self, slot: int, chunk: Chunk) -> None:
         """The slot's cells hold one more whole chunk."""
-        node = self._tips.get(slot, self._root)
-        child = node.children.get(chunk)
-        if child is None:
-            child = node.children[chunk] = _Node(node, chunk, node.depth + 1)
-        child.slots.add(slot)
-        self._tips[slot] = child
+        self._tips[slot] = self._step(self._tips.get(slot, self._root), chunk, slot)
+
+    def knows(self, slot: int, chunk: Chunk) -> bool:
+        """Whether some slot holds this chunk behind what the slot holds."""
+        return chunk in self._tips.get(slot, self._root).children
 
     def forget(self, slot: int) -> None:
         """The slot's cells are about to change."""
         node: _Node | None = self._tips.pop(slot, None)
         while node is not None and node.parent is not None:
             node.slots.discard(slot)
-            if not node.slots:
+            if not node.slots and node.parent.children.pop(node.chunk, None) is not None:
                 # No slot holds this chunk, so none holds a chunk below it: the whole branch can go.
-                node.parent.children.pop(node.chunk, None)
+                self.chunks -= 1
             node = node.parent
 
     def clear(self) -> None:
         """All cells are lost."""
         self._root = _Node()
         self._tips.clear()
+        self.chunks = 0
+
+    def _step(self, node: _Node, chunk: Chunk, slot: int) -> _Node:
+        child = node.children.get(chunk)
+        if child is None:
+            child = node.children[chunk] = _Node(node, chunk, node.depth + 1)
+            self.chunks += 1
+        child.slots.add(slot)
+        return child
 
     def _chunks(self, tokens: Sequence[int], limit: int) -> Iterator[Chunk]:
         size = self.chunk_tokens

@@ -1,47 +1,96 @@
-"""Makes a job's sequences: prompt, sampler and text stream together. Runs on the admit thread."""
+"""Makes a job's attempt: prompts, samplers and text streams of all its choices. Runs on the admit thread."""
 
 from __future__ import annotations
 
-from producer.jobs import GenerateJob
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from producer.errors import InvalidJob
+from producer.jobs import MAX_SEED, GenerateJob
 from worker.engine.detokenizer import Detokenizer
 from worker.engine.model import LlamaModel
 from worker.engine.prompt import Prepared, PromptBuilder
-from worker.engine.sequence import Sequence
+from worker.engine.sequence import Attempt, Sequence
+from worker.settings import WorkerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """An attempt that is ready for the engine, and what its readers are told."""
+
+    attempt: Attempt
+    prompt_tokens: int
+    seed: int
+    reproducible: bool
 
 
 class JobPreparer:
-    """Prepares jobs for one model and one size of slot."""
+    """Prepares jobs for one model and one worker's settings."""
 
-    def __init__(self, model: LlamaModel, slot_tokens: int) -> None:
+    def __init__(self, model: LlamaModel, settings: WorkerSettings, *, reproducible: bool) -> None:
+        """`reproducible`: whether output is a function of the job alone although others share the batch."""
         self._model = model
-        self._prompts = PromptBuilder(model, slot_tokens)
+        self._slots = settings.slots
+        self._max_seconds = settings.max_job_seconds
+        self._unified = settings.memory == "unified"
+        self._reproducible = reproducible
+        self._prompts = PromptBuilder(model, settings.cells_per_job)
 
     def piece(self, token: int) -> bytes:
         """A token's bytes."""
         return self._model.piece(token)
 
-    def prepare(self, job: GenerateJob) -> Prepared:
-        """Template, tokens, lengths, grammar; raises InvalidJob."""
-        return self._prompts.prepare(job)
+    def prepare(
+        self,
+        job_id: str,
+        number: int,
+        job: GenerateJob,
+        delivered: Mapping[int, list[int]],
+        limit_seconds: float | None,
+    ) -> Preparation:
+        """Make attempt `number` of the job, which goes on after the tokens `delivered` of each choice.
 
-    def sequence(self, job: GenerateJob, prepared: Prepared, choice: int, delivered: list[int], seed: int) -> Sequence:
-        """One choice, ready for the engine; an earlier attempt's tokens are replayed, so that penalties, grammar and
-        held-back text are where they were. Raises InvalidJob, BadGrammar, EngineFault."""
-        sampler = self._prompts.sampler(job, prepared, seed)
+        Ends after `limit_seconds` at the latest. Raises InvalidJob, BadGrammar, EngineFault.
+        """
+        prepared = self._prompts.prepare(job)
+        needed = job.n * (1 if prepared.negative is None else 2)
+        if needed > self._slots:
+            raise InvalidJob(f"the job needs {needed} slots at once, this worker has {self._slots}")
+        seed = _seed_of(job_id) if job.seed is None else job.seed
+        limits = [limit for limit in (job.timeout, limit_seconds, self._max_seconds) if limit]
+        if job.reproducible == "require" and self._unified:
+            raise InvalidJob("this worker's memory is unified, so it cannot promise reproducible output")
+        exclusive = job.reproducible == "require" and not self._reproducible
+        sequences = [self._sequence(job, prepared, choice, delivered.get(choice, []), seed) for choice in range(job.n)]
+        attempt = Attempt(job_id, number, job.priority, min(limits), sequences, exclusive=exclusive)
+        return Preparation(attempt, len(prepared.tokens), seed, self._reproducible or exclusive)
+
+    def _sequence(self, job: GenerateJob, prepared: Prepared, choice: int, delivered: list[int], seed: int) -> Sequence:
+        """One choice; an earlier attempt's tokens are replayed, so that penalties, grammar and held text are there."""
+        # Choices must differ, and a resumed one must not draw its first numbers again.
+        own_seed = (seed + 1_000_003 * choice + 7_919 * len(delivered)) % (MAX_SEED + 1)
+        sampler = self._prompts.sampler(job, prepared, own_seed)
         text = Detokenizer(prepared.stop)
         for token in delivered:
             sampler.accept(token)
             text.feed(self._model.piece(token))
-        sequence = Sequence(
-            choice=choice,
-            tokens=[*prepared.tokens, *delivered],
-            prompt_tokens=len(prepared.tokens),
-            max_tokens=prepared.max_tokens,
-            sampler=sampler,
-            text=text,
-        )
+
+        def sequence(prompt: list[int]) -> Sequence:
+            return Sequence(choice, [*prompt, *delivered], len(prompt), prepared.max_tokens, sampler, text)
+
+        result = sequence(list(prepared.tokens))
+        if prepared.negative is not None and job.guidance is not None:
+            result.guide = sequence(list(prepared.negative))
+            result.guide.guided = result
+            result.guidance_scale = job.guidance.scale
         if text.stopped:
-            sequence.finish_reason = "stop"
+            result.finish_reason = "stop"
         elif len(delivered) >= prepared.max_tokens:
-            sequence.finish_reason = "length"
-        return sequence
+            result.finish_reason = "length"
+        return result
+
+
+def _seed_of(job_id: str) -> int:
+    """A seed for a job that has none: the same in every attempt."""
+    return int.from_bytes(hashlib.sha256(job_id.encode()).digest()[:4]) % (MAX_SEED + 1)

@@ -32,6 +32,8 @@ class Prepared:
 
     #: The prompt, at least one token.
     tokens: Sequence[int]
+    #: The negative prompt's tokens, where guidance does anything.
+    negative: Sequence[int] | None
     #: Most tokens that may be generated; prompt and output fit into a slot.
     max_tokens: int
     stop: Sequence[str]
@@ -59,24 +61,32 @@ class PromptBuilder:
 
     def prepare(self, job: GenerateJob) -> Prepared:
         """Render, tokenise and check; raises InvalidJob or one of its kinds, whose message the job's sender sees."""
-        tokens = self._tokens(job)
-        room = self._slot_tokens - len(tokens)
+        prompts = [self._tokens(job.prompt, job.messages, job.chat_template_kwargs)]
+        if job.guidance is not None and job.guidance.scale != 1.0:
+            prompts.append(self._negative(job, job.guidance.negative_prompt))
+        if job.truncate == "left":
+            prompts = [self._cut(tokens, job.max_tokens) for tokens in prompts]
+        longest = max(len(tokens) for tokens in prompts)
+        room = self._slot_tokens - longest
         if room < 1:
-            raise PromptTooLong(len(tokens), self._slot_tokens)
+            raise PromptTooLong(longest, self._slot_tokens)
         max_tokens = room if job.max_tokens is None else min(job.max_tokens, room)
-        return Prepared(tokens, max_tokens, tuple(job.stop), job_grammar(job, self._model))
+        negative = prompts[1] if len(prompts) > 1 else None
+        return Prepared(prompts[0], negative, max_tokens, tuple(job.stop), job_grammar(job, self._model))
 
     def sampler(self, job: GenerateJob, prepared: Prepared, seed: int) -> LlamaSampler:
         """The sampler of one of the job's choices; raises InvalidJob or BadGrammar."""
         return make_sampler(job, self._model, seed=seed, grammar=prepared.grammar, prompt=prepared.tokens)
 
-    def _tokens(self, job: GenerateJob) -> list[int]:
-        if isinstance(job.prompt, list):
-            unknown = [token for token in job.prompt if token >= self._model.n_vocab]
+    def _tokens(
+        self, prompt: str | list[int] | None, messages: Sequence[Message] | None, options: dict[str, Any]
+    ) -> list[int]:
+        if isinstance(prompt, list):
+            unknown = [token for token in prompt if token >= self._model.n_vocab]
             if unknown:
                 raise InvalidJob(f"prompt: the vocabulary has {self._model.n_vocab} tokens, so {unknown[0]} is none")
-            return list(job.prompt)
-        text = job.prompt if job.messages is None else self._render(job.messages, job.chat_template_kwargs)
+            return list(prompt)
+        text = prompt if messages is None else self._render(messages, options)
         tokens = self._model.tokenize(text or "", add_special=False, parse_special=True)
         # Many templates write BOS themselves, so it is added here, by what the tokens say, and never twice.
         if self._model.adds_bos and tokens[:1] != [self._model.bos]:
@@ -84,6 +94,24 @@ class PromptBuilder:
         if not tokens:
             raise InvalidJob("the prompt has no tokens")
         return tokens
+
+    def _negative(self, job: GenerateJob, negative_prompt: str) -> list[int]:
+        """The negative prompt where the prompt was, or where the system message was."""
+        if job.messages is None:
+            return self._tokens(negative_prompt, None, {})
+        others = [message for message in job.messages if message.role not in {"system", "developer"}]
+        system = Message(role="system", content=negative_prompt)
+        return self._tokens(None, [system, *others], job.chat_template_kwargs)
+
+    def _cut(self, tokens: list[int], max_tokens: int | None) -> list[int]:
+        """Drop the beginning, but for BOS, so that `max_tokens` fit behind, or a quarter of the slot."""
+        wanted = self._slot_tokens // 4 if max_tokens is None else min(max_tokens, self._slot_tokens - 1)
+        kept = max(1, self._slot_tokens - wanted)
+        if len(tokens) <= kept:
+            return tokens
+        if tokens[0] == self._model.bos and kept > 1:
+            return [tokens[0], *tokens[len(tokens) - kept + 1 :]]
+        return tokens[len(tokens) - kept :]
 
     def _render(self, messages: Sequence[Message], options: dict[str, Any]) -> str:
         if self._formatter is None:

@@ -8,75 +8,29 @@ from __future__ import annotations
 
 import ctypes
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import llama_cpp.llama_cpp as lib
 import numpy as np
-import numpy.typing as npt
 
 from producer.errors import InvalidJob
 from producer.jobs import GenerateJob
+from worker.engine.candidates import Candidates, Logits
 from worker.engine.model import LlamaModel, complaint
 from worker.engine.plan import Alternative, Sampled
 from worker.errors import BadGrammar, EngineFault
 
-Logits = npt.NDArray[np.float32]
-
 #: Below this a temperature is 0: dividing logits by less overflows float32, and llama.cpp then chooses the last token.
 _GREEDY_BELOW = 1e-6
-#: How many of the likeliest tokens are offered to a grammar one by one.
-_LIKELY = 64
+#: CPU time that a grammar may take over one token; usually microseconds. llama.cpp keeps every way in which the text so
+#: far can be read, and with `root ::= "a" root "b" | "a" root "c" | "a"` there are twice as many after every letter.
+_GRAMMAR_SECONDS = 0.1
+#: How many of the likeliest tokens are offered to a grammar first.
+_LIKELIEST = 512
 #: llama.cpp allocates by this; a larger value from a job could end the process.
 _MAX_WINDOW_TOKENS = 65_536
-
-
-class Candidates:
-    """The array of candidates that samplers work in, one for the whole engine: (n_vocab,) of id, logit, probability."""
-
-    def __init__(self, n_vocab: int) -> None:
-        self._data = np.zeros(n_vocab, dtype=[("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-        self._ids = np.arange(n_vocab, dtype=np.int32)
-        self._start = ctypes.cast(self._data.ctypes.data, ctypes.POINTER(lib.llama_token_data))
-        self._array: Any = lib.llama_token_data_array()
-        self._pointer = ctypes.pointer(self._array)
-        self._one_data: Any = lib.llama_token_data()
-        self._one_array: Any = lib.llama_token_data_array(data=ctypes.pointer(self._one_data))
-        self._one_pointer = ctypes.pointer(self._one_array)
-
-    def load(self, row: Logits) -> None:
-        """Start from a row of logits."""
-        self._data["id"] = self._ids  # the last sampler may have sorted them
-        self._data["logit"] = row
-        self._array.data = self._start  # XTC drops the likeliest by moving the pointer
-        self._array.size = len(self._data)
-        self._array.selected = -1
-        self._array.sorted = False
-
-    def apply(self, sampler: Any) -> None:
-        """Let one of llama.cpp's samplers (or chains) work on the candidates."""
-        lib.llama_sampler_apply(sampler, self._pointer)
-
-    def best(self) -> int:
-        """The likeliest token, the first of equals; before anything has sorted the candidates."""
-        return int(self._data["logit"].argmax())
-
-    def selected(self) -> int:
-        """The token that the chain chose."""
-        if not 0 <= self._array.selected < self._array.size:
-            raise EngineFault("the sampler chose no token")
-        return int(self._array.data[self._array.selected].id)
-
-    def exhausted(self) -> bool:
-        """Whether no candidate is left."""
-        return bool(self._data["logit"].max() == -math.inf)
-
-    def allowed(self, grammar: Any, token: int) -> bool:
-        """Whether the grammar admits the token: microseconds, where the whole vocabulary takes milliseconds."""
-        self._one_data.id, self._one_data.logit, self._one_data.p = token, 1.0, 0.0
-        self._one_array.size, self._one_array.selected, self._one_array.sorted = 1, -1, False
-        lib.llama_sampler_apply(grammar, self._one_pointer)
-        return bool(self._one_data.logit != -math.inf)
 
 
 class LlamaSampler:
@@ -121,12 +75,11 @@ class LlamaSampler:
         return candidates.selected()
 
     def _choose_within_grammar(self, row: Logits, candidates: Candidates) -> int:
-        if self._chain is None and (likely := self._likely_within_grammar(row, candidates)) is not None:
-            return likely
-        candidates.load(row)
-        candidates.apply(self._grammar)
-        if candidates.exhausted():
-            raise EngineFault("the grammar admits no token of this vocabulary here")
+        if not self._likeliest_suffice(row, candidates):
+            candidates.load(row)
+            candidates.apply(self._grammar)
+            if candidates.logits.max() == -math.inf:
+                raise EngineFault("the grammar admits no token of this vocabulary here")
         if self._chain is None:
             return candidates.best()
         candidates.apply(self._chain)
@@ -136,25 +89,27 @@ class LlamaSampler:
             raise EngineFault("the sampling options leave no token that the grammar admits")
         return token
 
-    def _likely_within_grammar(self, row: Logits, candidates: Candidates) -> int | None:
-        """The likeliest token that the grammar admits, if it is among the likeliest of all.
+    def _likeliest_suffice(self, row: Logits, candidates: Candidates) -> bool:
+        """Load a few hundred of the likeliest tokens; whether the likeliest that the grammar admits is among them.
 
-        A tenth of the cost of asking the grammar about the whole vocabulary.
+        Only without a chain: what is left of a chain's candidates depends on all of them. Asking the grammar about the
+        whole vocabulary takes ten times as long.
         """
-        count = min(_LIKELY, len(row) - 1)
-        likely = np.argpartition(row, -count - 1)[-count - 1 :]
-        likely = likely[np.lexsort((likely, -row[likely]))]
-        edge = row[likely[-1]]  # as likely as tokens that were left out, so their order is not known
-        for token in likely.tolist():
-            if row[token] == edge:
-                break
-            if candidates.allowed(self._grammar, token):
-                return int(token)
-        return None
+        if self._chain is not None or len(row) <= _LIKELIEST:
+            return False
+        candidates.load(row, np.sort(np.argpartition(row, -_LIKELIEST)[-_LIKELIEST:]))
+        edge = candidates.logits.min()  # what was left out may be as likely, but no likelier
+        candidates.apply(self._grammar)
+        return bool(candidates.logits.max() > edge)
 
     def _take_note(self, token: int) -> None:
         if self._grammar is not None:
+            begun = time.thread_time()
             lib.llama_sampler_accept(self._grammar, token)
+            if time.thread_time() - begun > _GRAMMAR_SECONDS:
+                raise EngineFault(
+                    "the grammar is too ambiguous: it can be read in more and more ways as the text grows"
+                )
         if self._chain is not None:
             lib.llama_sampler_accept(self._chain, token)
 
@@ -268,3 +223,17 @@ def _with_logprobs(token: int, row: Logits, top: int) -> Sampled:
     best = np.argpartition(row, -top)[-top:] if top else np.empty(0, dtype=np.intp)
     best = best[np.lexsort((best, -row[best]))]
     return Sampled(token, float(logits[token]), [Alternative(int(id), float(logits[id])) for id in best])
+
+
+def guided(positive: Logits, negative: Logits, scale: float) -> Logits:
+    """Classifier-free guidance on log-probabilities: away from the negative prompt by `scale`; 1 is the positive alone.
+
+    Sanchez et al., "Stay on topic with Classifier-Free Guidance", 2023, equation 7.
+    """
+    towards, away = _log_softmax(positive), _log_softmax(negative)
+    return away + np.float32(scale) * (towards - away)
+
+
+def _log_softmax(row: Logits) -> Logits:
+    shifted = row - row.max()
+    return np.asarray(shifted - np.log(np.exp(shifted).sum()), dtype=np.float32)

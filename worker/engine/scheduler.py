@@ -7,35 +7,18 @@ step.
 
 from __future__ import annotations
 
-import heapq
-from dataclasses import dataclass
-
 from producer.results import FinishReason, JobError
-from worker.engine.memory import PartitionedMemory
+from worker.engine.counters import Counters
 from worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text
 from worker.engine.plan import Call, CallError, CallResult, Limits, Piece, Plan, Vocabulary
 from worker.engine.sequence import Attempt, Sequence
+from worker.engine.unified import make_memory
+from worker.engine.waiting import WaitingRoom
 
 #: Prompts longer than this report how far they have been read, every so many tokens.
 PROGRESS_TOKENS = 512
 
 _FINISH: dict[EndReason, FinishReason] = {"timeout": "timeout", "cancelled": "cancelled"}
-
-
-@dataclass(slots=True)
-class Counters:
-    """What the engine has done since it started; read by other threads, so plain numbers only."""
-
-    steps: int = 0
-    generated_tokens: int = 0
-    read_tokens: int = 0
-    copied_tokens: int = 0
-    largest_batch: int = 0
-    #: Steps whose decode call had a row for every slot.
-    full_batches: int = 0
-    active: int = 0
-    waiting: int = 0
-    cells_used: int = 0
 
 
 class Scheduler:
@@ -55,18 +38,27 @@ class Scheduler:
         self._vocabulary = vocabulary
         self._chunk_tokens = chunk_tokens
         self._prefill_tokens = min(prefill_tokens, limits.batch_tokens)
-        self._memory = PartitionedMemory(limits, chunk_tokens=chunk_tokens, share_prefixes=share_prefixes)
+        self._memory = make_memory(limits, chunk_tokens=chunk_tokens, share_prefixes=share_prefixes)
         self._attempts: dict[str, Attempt] = {}
-        self._waiting: list[tuple[tuple[int, int], int, Attempt, Sequence]] = []
+        self._waiting = WaitingRoom(self._memory)
+        self._retired: list[Sequence] = []
 
     # ---- jobs come and go
 
     def add(self, attempt: Attempt) -> list[Output]:
-        """Take in an attempt; its sequences wait for slots. One that is complete already ends at once."""
+        """Take in an attempt, in place of an earlier one of the same job; its sequences wait for slots.
+
+        What earlier attempts finished is reported as finished; an attempt that is complete already ends at once.
+        """
+        outputs = self.end(attempt.job_id, "dropped")
         self._attempts[attempt.job_id] = attempt
-        for sequence in attempt.unfinished:
-            heapq.heappush(self._waiting, (attempt.order, sequence.choice, attempt, sequence))
-        return [] if attempt.unfinished else self._close(attempt, "done")
+        for sequence in attempt.sequences:
+            if sequence.finish_reason is None:
+                self._waiting.put(attempt, sequence)
+            else:
+                outputs.append(_text(attempt, sequence, ""))
+        self._take_stock()
+        return outputs if attempt.unfinished else outputs + self._close(attempt, "done")
 
     def end(self, job_id: str, reason: EndReason, error: JobError | None = None) -> list[Output]:
         """End an attempt early; its text so far goes out. Nothing if it is not here (any more)."""
@@ -82,8 +74,13 @@ class Scheduler:
 
     def expire(self, now: float) -> list[Output]:
         """End the attempts whose time is up (monotonic seconds)."""
-        late = [attempt.job_id for attempt, _ in self._memory.running.values() if attempt.deadline <= now]
-        return [output for job_id in dict.fromkeys(late) for output in self.end(job_id, "timeout")]
+        late = [attempt.job_id for attempt in self._attempts.values() if attempt.deadline <= now]
+        return [output for job_id in late for output in self.end(job_id, "timeout")]
+
+    def tidy(self) -> None:
+        """Free the samplers of sequences that have ended; between steps, since a plan's calls may still use them."""
+        while self._retired:
+            self._retired.pop().sampler.close()
 
     @property
     def idle(self) -> bool:
@@ -99,16 +96,14 @@ class Scheduler:
 
     def plan(self, now: float) -> Plan:
         """Write the next step."""
-        self._fill_slots(now)
+        self._waiting.fill_slots(now)
+        self._waiting.relieve()
+        reading = self._choose_readers()
         self._memory.arrange()
-        decoding = [item for item in self._memory.running.values() if item[1].remaining == 1]
-        reading = sorted(
-            (item for item in self._memory.running.values() if item[1].remaining > 1), key=lambda item: item[0].order
-        )
+        decoding = [sequence for _, sequence in self._memory.running.values() if sequence.decodes]
         calls = self._decode_calls(decoding) + self._prefill_calls(reading)
-        operations = self._memory.take_operations()
-        self._count(len(decoding), bool(calls))
-        return Plan(operations, calls)
+        self._note_step(len(decoding), bool(calls))
+        return Plan(self._memory.take_operations(), calls)
 
     def commit(self, call: Call, result: CallResult) -> list[Output]:
         """Account for one call of the plan."""
@@ -119,7 +114,7 @@ class Scheduler:
             attempt, sequence = self._memory.running.get(piece.slot, (None, None))
             if attempt is None or sequence is None:
                 continue  # a sibling's fault has ended the attempt in this very call
-            self._advance(sequence, piece)
+            self._advance(attempt, sequence, piece)
             outputs += self._report(attempt, sequence, piece)
             if piece.slot in result.faults:
                 outputs += self.end(
@@ -138,38 +133,38 @@ class Scheduler:
 
     # ---- planning
 
-    def _fill_slots(self, now: float) -> None:
-        while self._waiting and self._memory.has_room:
-            _, _, attempt, sequence = heapq.heappop(self._waiting)
-            if attempt.job_id not in self._attempts or sequence.finish_reason is not None:
-                continue  # ended while it waited
-            if attempt.deadline == float("inf"):
-                attempt.deadline = now + attempt.timeout_seconds
-            self._memory.assign(attempt, sequence)
+    def _choose_readers(self) -> list[Sequence]:
+        """Whose prompts this step goes on reading; one that finds all but its last token in the cells decodes."""
+        tokens, decoding = 0, sum(sequence.decodes for _, sequence in self._memory.running.values())
+        claimed: set[object] = set()
+        chosen: list[Sequence] = []
+        for attempt, sequence in sorted(self._memory.running.values(), key=lambda item: item[0].order):
+            if not sequence.reads or self._memory.must_wait(attempt, sequence, claimed):
+                continue
+            if sequence.remaining == 1:
+                decoding += 1  # it found all the rest in a neighbour's cells
+                continue
+            tokens += self._memory.next_tokens(sequence)
+            if tokens > self._prefill_tokens or not self._memory.can_grow(decoding + tokens):
+                break
+            chosen.append(sequence)
+        return chosen
 
-    def _decode_calls(self, decoding: list[tuple[Attempt, Sequence]]) -> list[Call]:
+    def _decode_calls(self, decoding: list[Sequence]) -> list[Call]:
         together: list[Piece] = []
         calls: list[Call] = [together]
-        for _, sequence in decoding:
-            piece = sequence.piece(self._chunk_tokens)
-            if sequence.suspect:
-                calls.append([piece])
-            else:
-                together.append(piece)
+        for sequence in decoding:
+            if not sequence.suspect:
+                together.append(sequence.piece(self._chunk_tokens))
+            elif sequence.guided is None:
+                calls.append([part.piece(self._chunk_tokens) for part in sequence.parts])
         return [call for call in calls if call]
 
-    def _prefill_calls(self, reading: list[tuple[Attempt, Sequence]]) -> list[Call]:
-        budget = self._prefill_tokens
+    def _prefill_calls(self, reading: list[Sequence]) -> list[Call]:
         by_length: dict[int, list[Piece]] = {}
         alone: list[Call] = []
-        claimed: set[object] = set()
-        for _, sequence in reading:
-            if self._memory.must_wait(sequence, claimed):
-                continue
+        for sequence in reading:
             piece = sequence.piece(self._chunk_tokens)
-            if len(piece.tokens) > budget:
-                break
-            budget -= len(piece.tokens)
             if sequence.suspect:
                 alone.append([piece])
             else:
@@ -178,9 +173,19 @@ class Scheduler:
 
     # ---- accounting
 
-    def _advance(self, sequence: Sequence, piece: Piece) -> None:
-        self._memory.computed(sequence, tuple(piece.tokens))
-        sequence.suspect = False
+    def _note_step(self, decode_rows: int, computing: bool) -> None:
+        self.counters.note_step(computing, decode_rows, self._limits.slots)
+        self.counters.copied_tokens = self._memory.copied_tokens
+        self.counters.set_aside = self._waiting.set_aside
+        self._take_stock()
+
+    def _take_stock(self) -> None:
+        running = [sequence for _, sequence in self._memory.running.values()]
+        unfinished = sum(len(attempt.unfinished) for attempt in self._attempts.values())
+        self.counters.take_stock(running, unfinished)
+
+    def _advance(self, attempt: Attempt, sequence: Sequence, piece: Piece) -> None:
+        self._memory.computed(attempt, sequence, tuple(piece.tokens))
         if len(piece.tokens) > 1:
             self.counters.read_tokens += len(piece.tokens)
 
@@ -188,10 +193,12 @@ class Scheduler:
         outputs: list[Output] = []
         if not attempt.started:
             attempt.started = True
-            outputs.append(Began(attempt.job_id, attempt.number, sequence.cached))
-        reading = sequence.remaining > 0 and sequence.choice == attempt.sequences[0].choice
+            main = sequence.guided or sequence
+            outputs.append(Began(attempt.job_id, attempt.number, min(main.cached, main.prompt_tokens)))
+        first = sequence is attempt.sequences[0]
         if (
-            reading
+            first
+            and sequence.remaining > 0
             and len(sequence.tokens) > PROGRESS_TOKENS
             and piece.start // PROGRESS_TOKENS != sequence.read // PROGRESS_TOKENS
         ):
@@ -200,10 +207,12 @@ class Scheduler:
 
     def _commit_failure(self, call: Call, error: CallError) -> list[Output]:
         """One job's call failed: that job ends. Several jobs' call failed: each is tried in a call of its own."""
-        owners = {self._memory.running[piece.slot][0].job_id for piece in call if piece.slot in self._memory.running}
+        owners: set[str] = set()
         for piece in call:
             if piece.slot in self._memory.running:
-                self._memory.running[piece.slot][1].suspect = True
+                attempt, sequence = self._memory.running[piece.slot]
+                owners.add(attempt.job_id)
+                sequence.suspect_until = piece.start + len(piece.tokens)
         if error.cells_lost:
             self._memory.lose_cells()
         if len(owners) > 1:
@@ -213,25 +222,15 @@ class Scheduler:
 
     def _retire(self, sequence: Sequence) -> None:
         self._memory.release(sequence)
-        sequence.sampler.close()
+        self._retired.append(sequence)
 
     def _close(self, attempt: Attempt, reason: EndReason, error: JobError | None = None) -> list[Output]:
+        attempt.ended = True
         del self._attempts[attempt.job_id]
         for sequence in attempt.sequences:
             self._retire(sequence)
+        self._take_stock()
         return [Ended(attempt.job_id, attempt.number, reason, error)]
-
-    def _count(self, decode_rows: int, computing: bool) -> None:
-        counters = self.counters
-        counters.steps += computing
-        counters.largest_batch = max(counters.largest_batch, decode_rows)
-        counters.full_batches += decode_rows == self._limits.slots
-        counters.active = len(self._memory.running)
-        counters.waiting = sum(len(attempt.unfinished) for attempt in self._attempts.values()) - len(
-            self._memory.running
-        )
-        counters.copied_tokens = self._memory.copied_tokens
-        counters.cells_used = sum(sequence.read for _, sequence in self._memory.running.values())
 
 
 def _text(attempt: Attempt, sequence: Sequence, text: str) -> Text:

@@ -1,4 +1,4 @@
-"""How many compute threads are started, from what the operating system says."""
+"""What the operating system says about cores and memory, and what is made of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.engine.cores import usable_cores
+from worker.engine.machine import available_bytes, usable_cores
 
 
 @pytest.fixture
@@ -46,3 +46,23 @@ def test_a_containers_quota_is_the_limit(machine: Path, quota: str, expected: in
 
 def test_a_machine_that_says_nothing_counts_its_processors(machine: Path, tmp_path: Path) -> None:
     assert usable_cores(tmp_path / "none", tmp_path / "none") == 8
+
+
+def test_available_memory_is_what_the_system_says(machine: Path) -> None:
+    (machine / "meminfo").write_text("MemTotal:  16000 kB\nMemAvailable:   8000 kB\n")
+
+    assert available_bytes(machine / "meminfo", machine / "cgroup") == 8000 * 1024
+
+
+def test_a_containers_limit_counts_where_it_is_lower(machine: Path) -> None:
+    (machine / "meminfo").write_text("MemAvailable:   8000 kB\n")
+    (machine / "cgroup/memory.max").write_text("3000000")
+    (machine / "cgroup/memory.current").write_text("1000000")
+
+    assert available_bytes(machine / "meminfo", machine / "cgroup") == 2_000_000
+
+
+def test_a_container_without_a_limit_changes_nothing(machine: Path) -> None:
+    (machine / "cgroup/memory.max").write_text("max")
+
+    assert available_bytes(machine / "none", machine / "cgroup") is None

@@ -1,4 +1,4 @@
-"""How many compute threads are worth starting on this machine. Reads the system once, at start; any thread."""
+"""What this machine, or its container, allows: cores and memory. Read from the system once, at start; any thread."""
 
 from __future__ import annotations
 
@@ -31,3 +31,19 @@ def _quota(cgroup: Path) -> int:
         return max(1, int(quota) // int(period))
     except (OSError, ValueError):  # no such file, or "max"
         return 1 << 16
+
+
+def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Memory that may still be allocated, within the container's limit; None where the system does not say."""
+    bounds = []
+    try:
+        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+        bounds.append(int(lines["MemAvailable"].split()[0]) * 1024)
+    except (OSError, ValueError, KeyError):
+        pass
+    try:
+        limit, used = (int((cgroup / f"memory.{name}").read_text()) for name in ("max", "current"))
+        bounds.append(limit - used)
+    except (OSError, ValueError):  # no such file, or "max"
+        pass
+    return min(bounds, default=None)

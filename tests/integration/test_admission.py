@@ -1,0 +1,114 @@
+"""Admission on a real ledger: what a message leads to, by who has the job and how well that worker is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import redis
+
+from tests.integration.hand import Hand
+from tests.waiting import wait_until
+from worker.admission import Admission, Identity
+from worker.delivery import Delivery
+from worker.outcome import DROPPED, HANDED_BACK, Outcome
+from worker.settings import WorkerSettings
+
+
+class Around:
+    """Runner, publisher, preparer and pool, as far as admission knows them."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome] = []
+        self.claimed: list[str] = []
+
+    def ended(self, _delivery: Delivery, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+
+    def accepted(self, delivery: Delivery) -> None:
+        self.claimed.append(delivery.job_id)
+
+    def open(self, *_: Any) -> None: ...
+
+    def close(self, *_: Any) -> None: ...
+
+    def send(self, *_: Any) -> None: ...
+
+    def piece(self, _token: int) -> bytes:
+        return b""
+
+    def prepare(self, *_: Any) -> Any:
+        return SimpleNamespace(prompt_tokens=1, seed=1, reproducible=True, attempt=None)
+
+
+@pytest.fixture
+def around() -> Around:
+    return Around()
+
+
+@pytest.fixture
+def admission(hand: Hand, around: Around) -> Iterator[Admission]:
+    settings = WorkerSettings(namespace=hand.ledger.names.namespace)
+    fake = cast(Any, around)
+    admission = Admission(hand.connection, settings, fake, fake, fake, lambda _: None, Identity("me", "model"))
+    yield admission
+    admission.stop()
+
+
+def message() -> Delivery:
+    """A message of the job `j`."""
+    arguments = ("task", "j", {"kwargs": {"job": {"prompt": "x"}}}, b"", "", "")
+    return Delivery(1, "j", cast(Any, None), arguments, cast(Any, None), cast(Any, None), cast(Any, None))
+
+
+def test_a_job_that_a_live_worker_has_is_left_to_it(admission: Admission, around: Around, hand: Hand) -> None:
+    hand.claim("j", "other")
+
+    admission.admit(message(), around)
+
+    assert wait_until(lambda: around.outcomes, "the delivery ends") == [DROPPED]
+
+
+def test_a_job_whose_worker_is_late_is_kept_until_that_worker_is_dead(
+    admission: Admission, around: Around, hand: Hand, connection: redis.Redis
+) -> None:
+    """kombu goes by the workers' clocks, the lease by the server's: the message may come first, and be the only one."""
+    hand.claim("j", "other")
+    connection.pexpire(hand.ledger.names.lease("other"), 200)
+
+    admission.admit(message(), around)
+
+    assert wait_until(lambda: around.claimed, "the job is claimed") == ["j"]
+    assert not connection.exists(hand.ledger.names.lease("other"))
+    assert not around.outcomes
+
+
+def test_a_job_whose_worker_was_late_and_lives_is_left_to_it(
+    admission: Admission, around: Around, hand: Hand, connection: redis.Redis
+) -> None:
+    hand.claim("j", "other")
+    lease = hand.ledger.names.lease("other")
+    connection.pexpire(lease, 2_000)
+
+    admission.admit(message(), around)
+    wait_until(lambda: admission._postponed._waiting, "the message waits")
+    connection.expire(lease, 1_000)
+    admission._submit(admission._postponed.hurry)
+
+    assert wait_until(lambda: around.outcomes, "the delivery ends") == [DROPPED]
+
+
+def test_a_message_that_waits_for_a_late_worker_goes_back_when_this_one_stops(
+    admission: Admission, around: Around, hand: Hand, connection: redis.Redis
+) -> None:
+    hand.claim("j", "other")
+    connection.pexpire(hand.ledger.names.lease("other"), 10_000)
+    admission.admit(message(), around)
+    wait_until(lambda: admission._postponed._waiting, "the message waits")
+
+    admission.hand_back()
+
+    assert wait_until(lambda: around.outcomes, "the delivery ends") == [HANDED_BACK]
+    assert not admission._postponed._waiting

@@ -1,0 +1,161 @@
+"""The asynchronous client does what the synchronous one does."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from producer.async_client import AsyncClient, AsyncJobHandle
+from producer.client import Client, JobHandle
+from producer.errors import InvalidJob, JobFailed, JobNotFound, ResultTimeout, ServerUnreachable
+from producer.events import AnyEvent
+from producer.settings import Settings
+from tests.integration.hand import Hand, free_port
+
+Run = Callable[[Callable[[AsyncClient], Coroutine[Any, Any, Any]]], Any]
+
+
+class City(BaseModel):
+    name: str
+
+
+@pytest.fixture
+def run(settings: Settings) -> Run:
+    """Runs a coroutine function with a client."""
+
+    def run(body: Callable[[AsyncClient], Coroutine[Any, Any, Any]]) -> Any:
+        async def main() -> Any:
+            async with AsyncClient(settings=settings) as client:
+                return await body(client)
+
+        return asyncio.run(main())
+
+    return run
+
+
+async def read(job: AsyncJobHandle, after: int = 0) -> list[AnyEvent]:
+    return [event async for event in job.stream(after, timeout=60)]
+
+
+@pytest.mark.parametrize(("plain", "awaited"), [(Client, AsyncClient), (JobHandle, AsyncJobHandle)])
+def test_both_clients_offer_the_same(plain: type, awaited: type) -> None:
+    def offers(kind: type) -> dict[str, list[str]]:
+        methods = inspect.getmembers(kind, inspect.isfunction)
+        return {name: list(inspect.signature(method).parameters) for name, method in methods if name[0] != "_"}
+
+    assert offers(plain) == offers(awaited)
+
+
+def test_a_job_is_submitted_streamed_and_awaited(run: Run, hand: Hand) -> None:
+    async def body(client: AsyncClient) -> None:
+        job = await client.submit(prompt="x", response_model=City)
+        reader = asyncio.create_task(read(job))
+        waiter = asyncio.create_task(job.result(timeout=60))
+        hand.claim(job.id)
+        hand.say(job.id, '{"name":', '"Rome"}')
+        await asyncio.to_thread(hand.finish, job.id, '{"name":"Rome"}', seq=3)
+
+        assert [event.seq for event in await reader] == [1, 2, 3]
+        assert (await waiter).parsed == City(name="Rome")
+        assert [event.seq for event in await read(job, after=2)] == [3]
+        assert (await job.status()).status == "completed"
+
+    run(body)
+
+
+def test_many_readers_share_a_client(run: Run, hand: Hand) -> None:
+    async def body(client: AsyncClient) -> None:
+        job = await client.submit(prompt="x")
+        hand.claim(job.id)
+        readers = []
+        for seq in range(1, 21):
+            readers.append(asyncio.create_task(read(job, after=seq // 2)))
+            await asyncio.to_thread(hand.say, job.id, f"{seq} ", first_seq=seq)
+        await asyncio.to_thread(hand.finish, job.id, seq=21)
+
+        whole = await read(job)
+        assert [event.seq for event in whole] == list(range(1, 22))
+        assert await asyncio.gather(*readers) == [whole[seq // 2 :] for seq in range(1, 21)]
+
+    run(body)
+
+
+def test_a_reader_does_not_notice_that_its_connection_was_cut(run: Run, hand: Hand) -> None:
+    async def body(client: AsyncClient) -> None:
+        job = await client.submit(prompt="x")
+        hand.claim(job.id)
+        hand.say(job.id, "a")
+        stream = job.stream(timeout=60)
+        assert (await anext(stream)).seq == 1
+        hand.connection.client_kill_filter(_type="pubsub")
+        hand.say(job.id, "b", first_seq=2)
+        hand.finish(job.id, "ab", seq=3)
+
+        assert [event.seq async for event in stream] == [2, 3]
+
+    run(body)
+
+
+def test_a_reader_that_leaves_early_may_come_back(run: Run, hand: Hand) -> None:
+    async def body(client: AsyncClient) -> None:
+        job = await client.submit(prompt="x")
+        hand.claim(job.id)
+        hand.say(job.id, "a", "b")
+        stream = job.stream()
+        first = await anext(stream)
+        await stream.aclose()  # type: ignore[attr-defined]
+        hand.finish(job.id, "ab", seq=3)
+
+        assert [event.seq for event in await read(job, after=first.seq)] == [2, 3]
+
+    run(body)
+
+
+def test_a_failed_job_raises_is_listed_and_runs_again(run: Run, hand: Hand) -> None:
+    async def body(client: AsyncClient) -> None:
+        job = await client.submit(prompt="x")
+        hand.claim(job.id)
+        hand.finish(job.id, seq=1, status="failed")
+        with pytest.raises(JobFailed):
+            await job.result()
+        assert [info.id for info in await client.failed()] == [job.id]
+        await job.retry()
+        assert await job.cancel() == "closed"
+        assert (await job.result()).status == "cancelled"
+
+    run(body)
+
+
+def test_what_cannot_be_done_is_said_in_the_same_words(run: Run) -> None:
+    async def body(client: AsyncClient) -> None:
+        with pytest.raises(InvalidJob):
+            await client.submit(prompt="")
+        with pytest.raises(InvalidJob):
+            client.job("no id")
+        with pytest.raises(JobNotFound):
+            await client.job("nobody-s").status()
+        with pytest.raises(JobNotFound):
+            await read(client.job("nobody-s"))
+        with pytest.raises(ResultTimeout):
+            await (await client.submit(prompt="x")).result(timeout=0)
+
+    run(body)
+
+
+def test_a_server_that_cannot_be_reached_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("producer.connection.RETRIES", 0)
+
+    async def body() -> None:
+        async with AsyncClient(f"redis://:secret@127.0.0.1:{free_port()}/0") as client:
+            with pytest.raises(ServerUnreachable, match="redis://127") as caught:
+                await client.submit(prompt="x")
+            assert "secret" not in str(caught.value)
+            with pytest.raises(ServerUnreachable):
+                await read(client.job("j"))
+
+    asyncio.run(body())

@@ -1,0 +1,296 @@
+"""The command `celery-llama`, as a user or a program sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+from click.testing import CliRunner, Result
+
+from producer.cli import main
+from producer.client import Client
+from producer.names import Names
+from producer.settings import Settings
+from tests.integration.hand import Hand, free_port
+
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def environment(settings: Settings) -> dict[str, str]:
+    """What the command finds in its environment."""
+    return {"CELERY_LLAMA_REDIS_URL": settings.redis_url, "CELERY_LLAMA_NAMESPACE": settings.namespace}
+
+
+@pytest.fixture
+def command(environment: dict[str, str]) -> Command:
+    """Runs the command in this process."""
+
+    def run(*arguments: str, input: bytes | None = None) -> Result:
+        return CliRunner(env=environment).invoke(main, arguments, input=input)
+
+    return run
+
+
+@pytest.fixture
+def ended(client: Client, hand: Hand) -> str:
+    """A job that ended after two tokens."""
+    job = client.submit(prompt="x")
+    hand.claim(job.id)
+    hand.say(job.id, "hello ", "world")
+    hand.finish(job.id, "hello world", seq=3)
+    return job.id
+
+
+def lines(result: Result) -> list[dict[str, object]]:
+    assert result.stderr == ""
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def body_of(connection: redis.Redis, names: Names, job_id: str) -> dict[str, object]:
+    body: dict[str, object] = json.loads(connection.hget(names.job(job_id), "body") or b"null")
+    return body
+
+
+# submit
+
+
+def test_submit_sends_every_option_it_was_given_and_no_other(
+    command: Command, connection: redis.Redis, names: Names, tmp_path: Path
+) -> None:
+    (tmp_path / "schema.json").write_text('{"type": "object"}')
+    options = "--max-tokens 3 --temperature 0 --stop a --stop b --seed 1 --n 2 --priority 3 --timeout 9 --detach"
+
+    result = command(
+        "submit", "hello", "--system", "be kind", "--json-schema", str(tmp_path / "schema.json"), *options.split()
+    )
+
+    assert result.exit_code == 0
+    assert body_of(connection, names, result.stdout.strip()) == {
+        "messages": [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}],
+        "max_tokens": 3,
+        "temperature": 0,
+        "stop": ["a", "b"],
+        "seed": 1,
+        "n": 2,
+        "priority": 3,
+        "timeout": 9,
+        "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}},
+    }
+
+
+@pytest.mark.parametrize("arguments", [["-"], []])
+def test_submit_reads_the_prompt_from_standard_input(
+    command: Command, connection: redis.Redis, names: Names, arguments: list[str]
+) -> None:
+    [answer] = lines(command("submit", *arguments, "--detach", "--json", input="süß\n\n".encode()))
+
+    assert body_of(connection, names, str(answer["id"])) == {"prompt": "süß\n"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "input"),
+    [
+        (["-"], b"\xff"),
+        (["-"], b""),
+        (["x", "--max-tokens", "0"], None),
+        (["x", "--max-tokens", "many"], None),
+        (["x", "--json-schema", os.devnull], None),
+        (["x", "--json-schema", "no such file"], None),
+        (["x", "--colour", "blue"], None),
+    ],
+    ids=str,
+)
+def test_a_job_that_is_not_valid_is_wrong_use(command: Command, arguments: list[str], input: bytes | None) -> None:
+    result = command("submit", *arguments, input=input)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Traceback" not in result.stderr
+
+
+# stream and result
+
+
+def test_stream_prints_the_text(command: Command, ended: str) -> None:
+    result = command("stream", ended)
+
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "hello world\n", "")
+
+
+def test_stream_with_json_prints_one_event_a_line(command: Command, ended: str) -> None:
+    events = lines(command("stream", ended, "--after", "1", "--json"))
+
+    assert [(event["seq"], event["type"], event["job_id"]) for event in events] == [
+        (2, "token", ended),
+        (3, "finished", ended),
+    ]
+
+
+def test_result_prints_the_text_or_the_whole_result(command: Command, ended: str) -> None:
+    assert command("result", ended).stdout == "hello world\n"
+
+    [result] = lines(command("result", ended, "--json"))
+    assert (result["id"], result["status"]) == (ended, "completed")
+
+
+def test_a_failed_job_is_exit_code_1(command: Command, client: Client, hand: Hand) -> None:
+    job = client.submit(prompt="x")
+    hand.claim(job.id)
+    hand.finish(job.id, seq=1, status="failed")
+
+    for name in ("stream", "result"):
+        result = command(name, job.id)
+        assert (result.exit_code, result.stderr) == (1, "Error: it broke\n")
+        as_json = command(name, job.id, "--json")
+        assert as_json.exit_code == 1
+        assert lines(as_json)[-1]["error"] == {"code": "engine_error", "message": "it broke"}
+
+
+def test_a_cancelled_job_is_exit_code_1(command: Command, client: Client) -> None:
+    job = client.submit(prompt="x")
+
+    assert command("cancel", job.id).stdout == "cancelled\n"
+    assert command("cancel", job.id).stdout == "it had ended before\n"
+    for name in ("stream", "result"):
+        result = command(name, job.id)
+        assert (result.exit_code, result.stderr) == (1, "cancelled\n")
+
+
+def test_a_result_that_does_not_come_in_time_is_exit_code_1(command: Command, client: Client) -> None:
+    job = client.submit(prompt="x")
+
+    result = command("result", job.id, "--timeout", "0", "--json")
+
+    assert result.exit_code == 1
+    assert lines(result)[0]["error"] == {
+        "code": "result_timeout",
+        "message": f"job {job.id} did not end within 0 s; it goes on",
+    }
+
+
+# status and retry
+
+
+def test_status_prints_the_state(command: Command, ended: str) -> None:
+    assert "completed" in command("status", ended).stdout
+
+    [state] = lines(command("status", ended, "--json"))
+    assert (state["id"], state["status"], state["attempts"]) == (ended, "completed", 1)
+
+
+def test_failed_jobs_are_listed_and_retried(command: Command, client: Client, hand: Hand) -> None:
+    assert lines(command("status", "--failed", "--json")) == []
+    job = client.submit(prompt="x")
+    hand.claim(job.id)
+    hand.finish(job.id, seq=1, status="failed")
+    assert "engine_error: it broke" in command("status", "--failed").stdout
+
+    assert command("retry", job.id).stdout == "queued\n"
+
+    assert command("status", "--failed").stdout == ""
+    assert command("retry", job.id).exit_code == 2
+
+
+@pytest.mark.parametrize("arguments", [[], ["j", "--failed"]])
+def test_status_is_of_a_job_or_of_the_failed_ones(command: Command, arguments: list[str]) -> None:
+    assert command("status", *arguments).exit_code == 2
+
+
+# what goes wrong
+
+
+@pytest.mark.parametrize("name", ["stream", "result", "status", "cancel", "retry"])
+def test_a_job_that_is_not_there_is_wrong_use(command: Command, name: str) -> None:
+    assert command(name, "nobody-s").exit_code == 2
+    assert command(name, "no id").exit_code == 2
+    [answer] = lines(command(name, "nobody-s", "--json"))
+    assert answer == {
+        "error": {"code": "job_not_found", "message": "there is no job nobody-s, or its data has expired"}
+    }
+
+
+def test_a_server_that_cannot_be_reached_is_exit_code_3(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("producer.connection.RETRIES", 0)
+    url = f"redis://:secret@127.0.0.1:{free_port()}/0"
+
+    for arguments in (["submit", "x"], ["stream", "j"], ["result", "j"], ["status", "j"], ["cancel", "j"]):
+        result = command("--redis-url", url, *arguments)
+        assert result.exit_code == 3
+        assert result.stderr.startswith("Error: cannot reach Redis at redis://127.0.0.1:")
+        assert "secret" not in result.stderr
+
+
+def test_a_server_that_refuses_is_exit_code_3(command: Command, connection: redis.Redis, names: Names) -> None:
+    connection.set(names.job("j"), "not a hash")
+
+    result = command("status", "j")
+
+    assert result.exit_code == 3
+    assert result.stderr.startswith("Error: Redis refused: WRONGTYPE")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--redis-url", "http://x"], ["--redis-url", "redis://:secret@x:y"], ["--namespace", "a b"]]
+)
+def test_settings_that_cannot_work_are_wrong_use(command: Command, arguments: list[str]) -> None:
+    result = command(*arguments, "status", "j")
+
+    assert result.exit_code == 2
+    assert "secret" not in result.stderr
+
+
+def test_a_terminal_is_not_given_what_it_would_obey(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from producer.cli_output import _shown
+
+    assert _shown("a\x1b[2Jb\n\tc\x9b", to_terminal=True) == "a�[2Jb\n\tc�"
+    assert _shown("a\x1b[2J", to_terminal=False) == "a\x1b[2J"
+
+
+def process(environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-W", "error", "-m", "producer.cli", *arguments]
+    return subprocess.Popen(
+        command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back(
+    environment: dict[str, str], client: Client, hand: Hand
+) -> None:
+    job = client.submit(prompt="x")
+    hand.claim(job.id)
+    hand.say(job.id, "hello\n", "world\n")
+
+    with process(environment, "stream", job.id) as running:
+        assert running.stdout is not None
+        assert [running.stdout.readline() for _ in range(2)] == ["hello\n", "world\n"]
+        running.send_signal(signal.SIGINT)
+        _, stderr = running.communicate(timeout=60)
+
+    assert running.returncode == 130
+    # Whoever interrupts the printing of an event sees it again.
+    assert re.search(f"celery-llama stream {job.id} --after [12]\n", stderr)
+    assert "Traceback" not in stderr
+    assert job.status().status == "running"
+
+
+def test_a_closed_pipe_is_quiet(environment: dict[str, str], client: Client, hand: Hand) -> None:
+    job = client.submit(prompt="x")
+    hand.claim(job.id)
+    hand.say(job.id, "first\n")
+
+    with process(environment, "stream", job.id) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.readline() == "first\n"
+        running.stdout.close()
+        hand.say(job.id, "second\n", first_seq=2)
+        hand.finish(job.id, seq=3)
+        assert running.stderr.read() == ""

@@ -1,0 +1,100 @@
+"""What the worker puts right in kombu and Celery, on a real server that goes away and comes back."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from celery.app.backends import BACKEND_ALIASES
+from celery.worker import state
+from kombu import Connection
+from kombu.exceptions import OperationalError
+
+from producer.celery_app import make_app
+from producer.settings import Settings
+from tests.scene import Server, scene
+from worker import backend, transport
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path)
+    with scene(server, []):
+        server.start()
+        yield server
+
+
+@pytest.fixture
+def app(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
+    """A worker's application."""
+    for name in ("redis", "rediss"):
+        monkeypatch.setitem(BACKEND_ALIASES, name, BACKEND_ALIASES[name])
+    app = make_app(Settings(redis_url=server.url, redis_timeout_seconds=1.0))
+    backend.install(app)
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def channel(server: Server) -> Iterator[Any]:
+    """A channel that may hold one message, with two waiting."""
+    with Connection(server.url, transport="worker.transport:Transport") as connection:
+        queue = connection.SimpleQueue("queue")
+        for number in range(2):
+            queue.put(number)
+        channel = connection.channel()
+        channel.basic_qos(0, 1, False)
+        yield channel
+
+
+def hold(channel: Any) -> str:
+    message = channel.basic_get("queue")
+    channel.qos.append(message, message.delivery_tag)
+    assert not channel.qos.can_consume()
+    return str(message.delivery_tag)
+
+
+@pytest.mark.parametrize("method", ["basic_ack", "basic_reject"])
+def test_a_message_that_cannot_be_acknowledged_frees_its_place(server: Server, channel: Any, method: str) -> None:
+    tag = hold(channel)
+    server.stop()
+
+    with pytest.raises((redis.ConnectionError, OperationalError)):
+        getattr(channel, method)(tag)
+
+    assert channel.qos.can_consume()
+
+
+def test_the_transport_is_the_workers_own() -> None:
+    assert transport.Channel.QoS is transport.QoS
+    assert transport.SentinelChannel.QoS is transport.QoS
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # Celery's call
+def test_a_result_is_stored_once_redis_is_back(server: Server, app: Celery) -> None:
+    server.stop()
+    thread = threading.Thread(target=app.backend.store_result, args=("j", {"text": "x"}, "SUCCESS"))
+    thread.start()
+    server.start()
+    thread.join(30)
+
+    with server.connection() as connection:
+        meta = connection.get("celery-task-meta-j")
+        assert meta is not None
+        assert json.loads(meta)["status"] == "SUCCESS"
+
+
+def test_a_worker_that_stops_does_not_wait_for_redis(
+    server: Server, app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.stop()
+    monkeypatch.setattr(state, "should_stop", 0)
+
+    with pytest.raises(redis.ConnectionError):
+        app.backend.store_result("j", {"text": "x"}, "SUCCESS")

@@ -1,0 +1,167 @@
+"""Drives a scheduler and a fake engine step by step, and checks at every step what holds at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass, field
+
+from producer.results import JobError
+from tests.fakes import FakeEngine, FakeSampler, FakeVocabulary
+from worker.engine.detokenizer import Detokenizer
+from worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text
+from worker.engine.plan import Limits, Piece, Plan
+from worker.engine.scheduler import Scheduler
+from worker.engine.sequence import Attempt, Sequence
+
+VOCABULARY = FakeVocabulary()
+
+
+def sequence(
+    prompt: Tokens[int],
+    *,
+    choice: int = 0,
+    max_tokens: int = 8,
+    stop: Iterable[str] = (),
+    sampler: FakeSampler | None = None,
+    negative: Tokens[int] = (),
+) -> Sequence:
+    """A text that begins with this prompt, led away from a negative one if there is one."""
+    parts = sampler or FakeSampler(), Detokenizer(stop)
+    text = Sequence(choice, list(prompt), len(prompt), max_tokens, *parts)
+    if negative:
+        text.guide = Sequence(choice, list(negative), len(negative), max_tokens, *parts, guided=text)
+    return text
+
+
+def attempt(
+    job_id: str,
+    *sequences: Sequence,
+    priority: int = 5,
+    number: int = 1,
+    timeout_seconds: float = 1e6,
+    exclusive: bool = False,
+) -> Attempt:
+    """A job with these choices."""
+    return Attempt(job_id, number, priority, timeout_seconds, list(sequences), exclusive)
+
+
+def letters(text: str) -> list[int]:
+    """The tokens whose text this is."""
+    return [ord(letter) - 97 for letter in text]
+
+
+@dataclass
+class Said:
+    """What the engine has said about a job."""
+
+    texts: dict[int, str] = field(default_factory=dict)
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+    began: list[Began] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
+    end: Ended | None = None
+
+    def take(self, output: Output) -> None:
+        """Note an output; nothing may follow the end, or a choice's end."""
+        assert self.end is None
+        match output:
+            case Began():
+                assert not self.began
+                self.began.append(output)
+            case Read():
+                self.reads.append(output)
+            case Text():
+                assert output.choice not in self.reasons
+                self.texts[output.choice] = self.texts.get(output.choice, "") + output.text
+                self.tokens.setdefault(output.choice, []).extend(sampled.token for sampled in output.tokens)
+                if output.finish_reason:
+                    self.reasons[output.choice] = output.finish_reason
+            case Ended():
+                self.end = output
+
+
+class Rig:
+    """A scheduler and an engine of few and small slots: a chunk is four tokens, and a step reads two of them."""
+
+    def __init__(
+        self,
+        *,
+        slots: int = 4,
+        cells: int = 64,
+        chunk: int = 4,
+        prefill: int = 8,
+        share: bool = True,
+        can_trim: bool = True,
+        rounding: bool = False,
+    ) -> None:
+        limits = Limits(slots, cells, max(prefill, slots + 1), can_trim, spare_slots=1 if can_trim else 0)
+        self.engine = FakeEngine(limits, rounding=rounding)
+        self.scheduler = Scheduler(limits, VOCABULARY, chunk_tokens=chunk, prefill_tokens=prefill, share_prefixes=share)
+        self.said: dict[str, Said] = {}
+        self.now = 0.0
+        self._chunk, self._prefill = chunk, prefill
+
+    def add(self, *attempts: Attempt) -> None:
+        """Take in jobs."""
+        for one in attempts:
+            self.said[one.job_id] = Said()
+            self.note(self.scheduler.add(one))
+
+    def end(self, job_id: str, reason: EndReason, error: JobError | None = None) -> None:
+        """End a job early."""
+        self.note(self.scheduler.end(job_id, reason, error))
+        self.scheduler.tidy()
+
+    def step(self) -> Plan:
+        """One step, as the engine thread makes it."""
+        self.note(self.scheduler.expire(self.now))
+        plan = self.scheduler.plan(self.now)
+        self._check(plan)
+        for call, result in zip(plan.calls, self.engine.execute(plan), strict=False):
+            self.note(self.scheduler.commit(call, result))
+        self.scheduler.tidy()
+        return plan
+
+    def steps(self, count: int) -> None:
+        """Several steps."""
+        for _ in range(count):
+            self.step()
+
+    def run(self, *attempts: Attempt, within: int = 500) -> int:
+        """Take in jobs and step until all have ended; how many steps that took."""
+        self.add(*attempts)
+        for count in range(within):
+            if self.scheduler.idle:
+                return count
+            self.step()
+        raise AssertionError(f"after {within} steps there are still jobs: {self.scheduler.job_ids}")
+
+    def note(self, outputs: Iterable[Output]) -> None:
+        """Keep what was said, by job."""
+        for output in outputs:
+            self.said[output.job_id].take(output)
+
+    def _check(self, plan: Plan) -> None:
+        assert plan.calls, "a step that has jobs computes something"
+        pieces = [piece for call in plan.calls for piece in call]
+        assert len({piece.slot for piece in pieces}) == len(pieces), "nobody shares a slot"
+        chunks = chunks_of(plan)
+        assert pieces == rows_of(plan) + chunks, "decode rows come before prompts"
+        assert sum(len(piece.tokens) for piece in chunks) <= self._prefill
+        for piece in pieces:
+            last = piece.start + len(piece.tokens) - 1
+            assert piece.start // self._chunk == last // self._chunk, "a prompt is cut at multiples of the chunk"
+        if self.engine.limits.spare_slots:
+            rows = sorted(piece.slot for piece in rows_of(plan))
+            assert rows == list(range(rows[0], rows[0] + len(rows))) if rows else True, "rows are side by side"
+
+
+def rows_of(plan: Plan) -> list[Piece]:
+    """The decode rows of a plan."""
+    return [piece for call in plan.calls for piece in call if len(piece.tokens) == 1 and piece.wants_logits]
+
+
+def chunks_of(plan: Plan) -> list[Piece]:
+    """The parts of prompts that a plan reads."""
+    return [piece for call in plan.calls for piece in call if len(piece.tokens) > 1 or not piece.wants_logits]

@@ -1,0 +1,70 @@
+"""The unified memory: all cells are one pool; slots share the cells of a common beginning. Pure; on the engine thread.
+
+A job may be as long as the whole pool, and nothing is set apart for what it may yet say. So cells can run short at any
+step: then kept prefixes go first, and then `WaitingRoom.relieve` sets sequences aside. Nobody's job is ended.
+"""
+
+from __future__ import annotations
+
+from worker.engine.memory import PartitionedMemory
+from worker.engine.plan import Limits, Trim
+from worker.engine.prefix_cache import Chunk
+from worker.engine.sequence import Sequence
+
+
+class UnifiedMemory(PartitionedMemory):
+    """Gives out slots as long as there are cells for the prompt, and knows how many cells are left."""
+
+    def __init__(self, limits: Limits, *, chunk_tokens: int, share_prefixes: bool) -> None:
+        super().__init__(limits, chunk_tokens=chunk_tokens, share_prefixes=share_prefixes)
+        self._cells = limits.cells_per_slot
+        # A gap between slot numbers costs nothing here.
+        self._movable = False
+
+    def fits(self, sequence: Sequence) -> bool:
+        """Whether there are slots, and cells for what has to be read and a chunk of output."""
+        if not super().fits(sequence):
+            return False
+        needed = sum(self._needed(part) + self._chunk_tokens for part in sequence.parts)
+        # Alone it always fits: what it needs beyond the pool was refused when the job was admitted.
+        return not self.running or self.can_grow(needed + self._growing())
+
+    def can_grow(self, tokens: int) -> bool:
+        """Whether this many cells are free; lets kept prefixes go if that helps, the one freed longest ago first."""
+        for slot in list(self._free):
+            if self._used() + tokens <= self._cells:
+                return True
+            if self._cache.held(slot):
+                self._cache.forget(slot)
+                self._operations.append(Trim(slot, 0))
+        return self._used() + tokens <= self._cells
+
+    def _needed(self, sequence: Sequence) -> int:
+        if not self._share or sequence.saved is not None:
+            return len(sequence.tokens)
+        return len(sequence.tokens) - self._cache.match(sequence.tokens).tokens
+
+    def _growing(self) -> int:
+        """What those that run have yet to read; their output finds room step by step."""
+        return sum(sequence.remaining for _, sequence in self.running.values())
+
+    def _used(self) -> int:
+        """Cells in use: chunks in the tree are there once, whoever holds them; the rest is each sequence's own."""
+        own = sum(sequence.read - self._cache.held(slot) for slot, (_, sequence) in self.running.items())
+        return self._cache.chunks * self._chunk_tokens + own
+
+    def _may_enter(self, slot: int, chunk: Chunk) -> bool:
+        """Two that compute the same last chunk have it twice, and the tree counts a chunk once."""
+        return not self._cache.knows(slot, chunk)
+
+    def _vacate(self, sequence: Sequence) -> None:
+        assert sequence.slot is not None
+        # What is no whole chunk is of no use to others, and its cells are.
+        self._operations.append(Trim(sequence.slot, self._cache.held(sequence.slot)))
+        super()._vacate(sequence)
+
+
+def make_memory(limits: Limits, *, chunk_tokens: int, share_prefixes: bool) -> PartitionedMemory:
+    """The policy for the engine's layout of cells."""
+    policy = UnifiedMemory if limits.shared_cells else PartitionedMemory
+    return policy(limits, chunk_tokens=chunk_tokens, share_prefixes=share_prefixes)
