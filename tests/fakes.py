@@ -103,9 +103,9 @@ class FakeEngine:
                 del self.cells[slot][tokens:]
             case Save(slot, key):
                 self.saved[key] = list(self.cells[slot])
-            case Load(slot, key):
+            case Load(slot, key, keep):
                 assert not self.cells[slot], "cells are brought back into an empty slot"
-                self.cells[slot] = self.saved.pop(key)
+                self.cells[slot] = list(self.saved[key]) if keep else self.saved.pop(key)
             case Drop(key):
                 del self.saved[key]
 

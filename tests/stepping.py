@@ -94,10 +94,18 @@ class Rig:
         share: bool = True,
         can_trim: bool = True,
         rounding: bool = False,
+        store_bytes: int = 0,
     ) -> None:
         limits = Limits(slots, cells, max(prefill, slots + 1), can_trim, spare_slots=1 if can_trim else 0)
         self.engine = FakeEngine(limits, rounding=rounding)
-        self.scheduler = Scheduler(limits, VOCABULARY, chunk_tokens=chunk, prefill_tokens=prefill, share_prefixes=share)
+        self.scheduler = Scheduler(
+            limits,
+            VOCABULARY,
+            chunk_tokens=chunk,
+            prefill_tokens=prefill,
+            share_prefixes=share,
+            store_bytes=store_bytes,
+        )
         self.said: dict[str, Said] = {}
         self.now = 0.0
         self._chunk, self._prefill = chunk, prefill

@@ -140,7 +140,12 @@ def _connect_engine(
         return publisher.full
 
     scheduler = Scheduler(
-        engine.limits, model, chunk_tokens=settings.chunk_tokens, prefill_tokens=settings.prefill_tokens
+        engine.limits,
+        model,
+        chunk_tokens=settings.chunk_tokens,
+        prefill_tokens=settings.prefill_tokens,
+        share_prefixes=settings.share_prefixes,
+        store_bytes=settings.prefix_store_mib * 2**20,
     )
     publisher = Publisher(connection, settings.ledger, end_job, settings.outbox_tokens, crash)
     runner = Runner(engine, scheduler, publisher.put, outbox_full, crash)
