@@ -202,8 +202,11 @@ def parse_generate_job(body: object) -> GenerateJob:
 
 
 def encode_body(body: Mapping[str, Any]) -> str:
-    """The body's one spelling: what the ledger keeps, what is digested, and what counts against the size limit."""
-    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
+    """The body's one spelling: what the ledger keeps, what is digested, and what counts against the size limit.
+
+    Keys stay in their order: a schema's properties are generated in theirs.
+    """
+    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def describe_job(body: Mapping[str, Any]) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
+
 from producer.jobs import GenerateJob, Message
 from tests.decoding import operate
 from worker.engine.llama import LlamaEngine

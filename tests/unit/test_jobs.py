@@ -116,3 +116,14 @@ def test_any_value_is_a_job_that_can_be_sent_or_is_refused(body: object) -> None
 @given(st.dictionaries(st.sampled_from(["prompt", "messages", "max_tokens", "n"]), json_values))
 def test_any_body_can_be_described(body: dict[str, Any]) -> None:
     assert "\n" not in describe_job(body)
+
+
+def test_a_schemas_properties_keep_their_order_on_the_wire() -> None:
+    schema = {"type": "object", "properties": {"reasoning": {"type": "string"}, "answer": {"type": "string"}}}
+    job = GenerateJob.model_validate(
+        {"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+    )
+
+    sent = encode_body(job.body())
+
+    assert sent.index("reasoning") < sent.index("answer")

@@ -78,7 +78,7 @@ class Scheduler:
         return [output for job_id in late for output in self.end(job_id, "timeout")]
 
     def tidy(self) -> None:
-        """Free the samplers of sequences that have ended; between steps, since the calls of a plan may still use them."""
+        """Free the samplers of sequences that have ended; between steps, since a plan's calls may still use them."""
         while self._retired:
             self._retired.pop().sampler.close()
 
@@ -141,8 +141,8 @@ class Scheduler:
         for attempt, sequence in sorted(self._memory.running.values(), key=lambda item: item[0].order):
             if not sequence.reads or self._memory.must_wait(attempt, sequence, claimed):
                 continue
-            if not sequence.reads:
-                decoding += 1
+            if sequence.remaining == 1:
+                decoding += 1  # it found all the rest in a neighbour's cells
                 continue
             tokens += self._memory.next_tokens(sequence)
             if tokens > self._prefill_tokens or not self._memory.can_grow(decoding + tokens):

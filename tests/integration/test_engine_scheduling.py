@@ -1,0 +1,92 @@
+"""Scheduler and llama.cpp together on the tiny model: what is read, what is shared, what if cells run short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from producer.jobs import GenerateJob
+from tests.tiny_model import tiny_model
+from worker.engine.llama import LlamaEngine
+from worker.engine.model import LlamaModel
+from worker.engine.outputs import Ended, Output, Text
+from worker.engine.preparer import JobPreparer
+from worker.engine.scheduler import Scheduler
+from worker.settings import WorkerSettings
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[LlamaModel]:
+    with LlamaModel(tiny_model()) as loaded:
+        yield loaded
+
+
+def finish(
+    model: LlamaModel, settings: WorkerSettings, jobs: Sequence[dict[str, Any]]
+) -> tuple[Scheduler, list[Output]]:
+    """Run all jobs to their end; the scheduler, for its figures, and what it said."""
+    preparer = JobPreparer(model, settings, reproducible=False)
+    outputs: list[Output] = []
+    with LlamaEngine(model, settings) as engine:
+        scheduler = Scheduler(
+            engine.limits, model, chunk_tokens=settings.chunk_tokens, prefill_tokens=settings.prefill_tokens
+        )
+        for number, fields in enumerate(jobs):
+            job = GenerateJob.model_validate({"temperature": 0.0, "ignore_eos": True, **fields})
+            outputs += scheduler.add(preparer.prepare(f"job-{number}", 1, job, {}, None).attempt)
+        while not scheduler.idle:
+            plan = scheduler.plan(0.0)
+            for call, result in zip(plan.calls, engine.execute(plan), strict=True):
+                outputs += scheduler.commit(call, result)
+    return scheduler, outputs
+
+
+def generated(outputs: Sequence[Output], job_id: str) -> int:
+    """How many tokens a job got."""
+    return sum(len(output.tokens) for output in outputs if isinstance(output, Text) and output.job_id == job_id)
+
+
+def test_jobs_over_one_long_beginning_read_it_once(model: LlamaModel) -> None:
+    settings = WorkerSettings(slots=32, ctx_per_slot=704, chunk_tokens=64, prefill_tokens=512, threads=1)
+    beginning = [5 + n % 90 for n in range(512)]
+
+    scheduler, outputs = finish(
+        model, settings, [{"prompt": [*beginning, 7, 8 + n], "max_tokens": 4} for n in range(32)]
+    )
+
+    own = 2
+    assert scheduler.counters.read_tokens <= 512 + 32 * own
+    assert scheduler.counters.copied_tokens == 31 * 512
+    assert all(generated(outputs, f"job-{n}") == 4 for n in range(32))
+
+
+def test_without_a_common_beginning_nothing_is_copied(model: LlamaModel) -> None:
+    settings = WorkerSettings(slots=4, ctx_per_slot=256, chunk_tokens=64, threads=1)
+
+    scheduler, _ = finish(model, settings, [{"prompt": [5 + n] * 130, "max_tokens": 2} for n in range(4)])
+
+    assert scheduler.counters.copied_tokens == 0
+    assert scheduler.counters.read_tokens == 4 * 130
+
+
+def test_in_one_pool_jobs_that_want_four_times_the_cells_all_complete(model: LlamaModel) -> None:
+    settings = WorkerSettings(memory="unified", slots=8, ctx_per_slot=64, chunk_tokens=16, prefill_tokens=64, threads=1)
+    cells = 8 * 64
+
+    scheduler, outputs = finish(
+        model, settings, [{"prompt": [9 + n] * 20, "max_tokens": 4 * cells // 16} for n in range(16)]
+    )
+
+    assert [generated(outputs, f"job-{n}") for n in range(16)] == [4 * cells // 16] * 16
+    assert {output.reason for output in outputs if isinstance(output, Ended)} == {"done"}
+    assert scheduler.counters.set_aside > 0
+
+
+def test_in_one_pool_a_job_may_be_longer_than_a_slot(model: LlamaModel) -> None:
+    settings = WorkerSettings(memory="unified", slots=8, ctx_per_slot=64, chunk_tokens=16, prefill_tokens=64, threads=1)
+
+    _, outputs = finish(model, settings, [{"prompt": [9] * 300, "max_tokens": 100}])
+
+    assert generated(outputs, "job-0") == 100
