@@ -18,6 +18,7 @@ import redis
 from celery import Celery
 from celery.platforms import SecurityWarning
 from celery.signals import setup_logging
+from kombu.exceptions import OperationalError
 
 from producer.celery_app import PRIORITIES, make_app, publish
 from producer.connection import connect
@@ -103,7 +104,7 @@ def _running(
         preparer = JobPreparer(model, settings, reproducible=reproducible)
         admission = Admission(for_claims, settings, preparer, runner, publisher, _mark_started(app), identity)
         deliveries = Deliveries()
-        reconciler = Reconciler(for_leases, settings, _publish_again(app), queue_keys(settings))
+        reconciler = Reconciler(for_leases, settings, identity.owner, _publish_again(app), queue_keys(settings))
         description = {
             "model": model.name,
             "slots": settings.slots,
@@ -188,7 +189,13 @@ def _mark_started(app: Celery) -> Callable[[Delivery], None]:
 
 
 def _publish_again(app: Celery) -> Callable[[str, Any, int], None]:
-    return lambda job_id, body, priority: publish(app, job_id, body, priority)
+    def publish_again(job_id: str, body: Any, priority: int) -> None:
+        try:
+            publish(app, job_id, body, priority)
+        except OperationalError as error:
+            raise redis.ConnectionError(str(error)) from error
+
+    return publish_again
 
 
 def crash(error: BaseException) -> None:
