@@ -103,9 +103,10 @@ class FakeEngine:
                 del self.cells[slot][tokens:]
             case Save(slot, key):
                 self.saved[key] = list(self.cells[slot])
-            case Load(slot, key):
+            case Load(slot, key, keep):
                 assert not self.cells[slot], "cells are brought back into an empty slot"
-                self.cells[slot] = [(token, rounding) for token, rounding in self.saved.pop(key)]
+                saved = self.saved[key] if keep else self.saved.pop(key)
+                self.cells[slot] = [(token, rounding) for token, rounding in saved]
             case Drop(key):
                 del self.saved[key]
 

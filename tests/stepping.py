@@ -95,11 +95,19 @@ class Rig:
         can_trim: bool = True,
         rounding: bool = False,
         shared_cells: bool = False,
+        store_bytes: int = 0,
     ) -> None:
         spare_slots = 1 if can_trim else 0
         limits = Limits(slots, cells, max(prefill, slots + 1), can_trim, spare_slots, shared_cells)
         self.engine = FakeEngine(limits, rounding=rounding)
-        self.scheduler = Scheduler(limits, VOCABULARY, chunk_tokens=chunk, prefill_tokens=prefill, share_prefixes=share)
+        self.scheduler = Scheduler(
+            limits,
+            VOCABULARY,
+            chunk_tokens=chunk,
+            prefill_tokens=prefill,
+            share_prefixes=share,
+            store_bytes=store_bytes,
+        )
         self.said: dict[str, Said] = {}
         self.now = 0.0
         self._chunk, self._prefill = chunk, prefill

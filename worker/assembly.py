@@ -18,6 +18,7 @@ import redis
 from celery import Celery
 from celery.platforms import SecurityWarning
 from celery.signals import setup_logging
+from kombu.exceptions import OperationalError
 
 from producer.celery_app import PRIORITIES, make_app, publish
 from producer.connection import connect
@@ -103,7 +104,7 @@ def _running(
         preparer = JobPreparer(model, settings, reproducible=reproducible)
         admission = Admission(for_claims, settings, preparer, runner, publisher, _mark_started(app), identity)
         deliveries = Deliveries()
-        reconciler = Reconciler(for_leases, settings, _publish_again(app), queue_keys(settings))
+        reconciler = Reconciler(for_leases, settings, identity.owner, _publish_again(app), queue_keys(settings))
         description = {
             "model": model.name,
             "slots": settings.slots,
@@ -140,7 +141,12 @@ def _connect_engine(
         return publisher.full
 
     scheduler = Scheduler(
-        engine.limits, model, chunk_tokens=settings.chunk_tokens, prefill_tokens=settings.prefill_tokens
+        engine.limits,
+        model,
+        chunk_tokens=settings.chunk_tokens,
+        prefill_tokens=settings.prefill_tokens,
+        share_prefixes=settings.share_prefixes,
+        store_bytes=settings.prefix_store_mib * 2**20,
     )
     publisher = Publisher(connection, settings.ledger, end_job, settings.outbox_tokens, crash)
     runner = Runner(engine, scheduler, publisher.put, outbox_full, crash)
@@ -183,7 +189,13 @@ def _mark_started(app: Celery) -> Callable[[Delivery], None]:
 
 
 def _publish_again(app: Celery) -> Callable[[str, Any, int], None]:
-    return lambda job_id, body, priority: publish(app, job_id, body, priority)
+    def publish_again(job_id: str, body: Any, priority: int) -> None:
+        try:
+            publish(app, job_id, body, priority)
+        except OperationalError as error:
+            raise redis.ConnectionError(str(error)) from error
+
+    return publish_again
 
 
 def crash(error: BaseException) -> None:

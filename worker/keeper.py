@@ -39,6 +39,7 @@ class Keeper:
         self._connection = connection
         self._ledger = settings.ledger
         self._lease_seconds = settings.lease_seconds
+        self._interval_seconds = settings.lease_seconds / 5
         self._stall_seconds = settings.stall_seconds
         self._owner = owner
         self._runner = runner
@@ -67,9 +68,9 @@ class Keeper:
     # ---- keeper thread
 
     def _run(self) -> None:
-        interval_seconds = self._lease_seconds / 5
-        while not self._stopping.wait(interval_seconds):
-            silent_seconds = time.monotonic() - self._runner.progress_at
+        silence = _Silence(self._runner, self._interval_seconds)
+        while not self._stopping.wait(self._interval_seconds):
+            silent_seconds = silence.look(time.monotonic())
             if silent_seconds > self._stall_seconds:
                 self._crash(TimeoutError(f"the engine has made no progress for {silent_seconds:.0f} s"))
                 return
@@ -88,3 +89,23 @@ class Keeper:
             self._connection,
             self._ledger.vouch(self._owner, time.time(), job_ids, delivery_tags),
         )
+
+
+class _Silence:
+    """How long the engine has been seen to make no progress.
+
+    Time in which nobody looked does not count: the process was stopped, or the keeper waited for Redis, and an engine
+    that has nothing to do answers only when it is asked.
+    """
+
+    def __init__(self, runner: Runner, interval_seconds: float) -> None:
+        self._runner, self._interval_seconds = runner, interval_seconds
+        self._seen, self._looked, self._seconds = runner.progress_at, time.monotonic(), 0.0
+
+    def look(self, now: float) -> float:
+        """Seconds of silence, the time since the last look included."""
+        progress_at = self._runner.progress_at
+        passed = min(now - self._looked, 2 * self._interval_seconds)
+        self._seconds = self._seconds + passed if progress_at == self._seen else 0.0
+        self._seen, self._looked = progress_at, now
+        return self._seconds

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Protocol
 
 from celery.concurrency.base import BasePool, apply_target
+from celery.worker import state as celery_state
 from kombu.asynchronous import get_event_loop
 
 from worker.delivery import Deliveries, Delivery
@@ -121,6 +122,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
             accept_callback=options["accept_callback"],
             soft_limit_seconds=options.get("soft_timeout"),
             hard_limit_seconds=options.get("timeout"),
+            revoked=job_id in celery_state.revoked,
         )
         self._deliveries[job_id] = delivery
         self.backstage.admit(delivery, self)

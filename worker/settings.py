@@ -45,6 +45,10 @@ class WorkerSettings(Settings):
     """Prompts are cut at multiples of this: the longest wait that one causes its neighbours, the grain of sharing."""
     prefill_tokens: int = Field(default=512, ge=8)
     """Most prompt tokens that a step reads, all jobs together."""
+    share_prefixes: bool = True
+    """Whether jobs with a common beginning read it once."""
+    prefix_store_mib: int = Field(default=0, ge=0)
+    """Host memory for beginnings of prompts that lost their slot, in MiB; 0 keeps none."""
     gpu_layers: int = -1
     """Layers on the GPU; -1 is all of them."""
     threads: int = Field(default=0, ge=0)

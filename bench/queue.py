@@ -1,0 +1,39 @@
+"""The queue: the same work as jobs through Redis, pool, engine, events and results, with a real worker process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from bench.limit import Run
+from bench.stage import Worker
+from bench.work import Work
+from producer import JobHandle
+from producer.results import Result
+
+
+def submit(worker: Worker, work: Work, priority: int = 5) -> list[JobHandle]:
+    """Put the work into the queue."""
+    return [
+        worker.client.submit(prompt=prompt, max_tokens=work.max_tokens, temperature=0.0, priority=priority)
+        for prompt in work.prompts
+    ]
+
+
+def run(worker: Worker, work: Work) -> Run:
+    """From the first submission until the last job's terminal event and result are in Redis."""
+    begun = time.perf_counter()
+    handles = submit(worker, work)
+    worker.wait_until_open(0)
+    seconds = time.perf_counter() - begun
+    return Run(seconds=seconds, tokens=generated(results(handles)))
+
+
+def results(handles: Sequence[JobHandle]) -> list[Result]:
+    """What became of the jobs."""
+    return [handle.result(timeout=60) for handle in handles]
+
+
+def generated(results: Sequence[Result]) -> int:
+    """How many tokens all have."""
+    return sum(result.usage.completion_tokens for result in results)

@@ -1,0 +1,151 @@
+"""Everything around a measurement: a server of its own, and real processes that are stopped on the way out."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from producer import Client
+from producer.settings import Settings
+from worker.embedded import find_binary
+
+NAMESPACE = "bench"
+_READY_SECONDS = 180.0
+
+
+def free_port() -> int:
+    """A port that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], what: str, log: Path) -> None:
+    """Wait until the process is ready; raises RuntimeError with the end of its log if it ends or takes too long."""
+    deadline = time.monotonic() + _READY_SECONDS
+    while not condition():
+        if process.poll() is not None:
+            raise RuntimeError(f"{what} ended with code {process.returncode}; {log.read_text()[-2000:]}")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{what} was not ready after {_READY_SECONDS:.0f} s")
+        time.sleep(0.05)
+
+
+@contextmanager
+def process(
+    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None, *, talks: bool = False
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A child process; terminated, then killed. One that talks has its input and output connected to us."""
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            command,
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if talks else output,
+            stderr=output,
+        )
+    try:
+        yield child
+    finally:
+        child.terminate()
+        try:
+            child.wait(20)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """The URL of an empty server that keeps what it is told, as a real one does (AOF, fsync every second)."""
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="bench-server-") as folder:
+        options = {"port": str(port), "bind": "127.0.0.1", "dir": folder, "appendonly": "yes", "save": ""}
+        command = [str(find_binary()), *(part for name, value in options.items() for part in (f"--{name}", value))]
+        with process(command, Path(folder) / "log") as child, redis.Redis(port=port) as connection:
+            wait_for(lambda: _answers(connection), child, "the server", Path(folder) / "log")
+            yield f"redis://127.0.0.1:{port}/0"
+
+
+def _answers(connection: redis.Redis) -> bool:
+    try:
+        return bool(connection.ping())
+    except redis.ConnectionError:
+        return False
+
+
+@dataclass
+class Worker:
+    """A worker process, and the way to it."""
+
+    child: subprocess.Popen[bytes]
+    settings: Settings
+    client: Client
+    connection: redis.Redis
+
+    def snapshot(self) -> dict[str, Any]:
+        """What an observed worker has counted so far."""
+        assert self.child.stdin is not None
+        assert self.child.stdout is not None
+        self.child.stdin.write(b"snapshot\n")
+        self.child.stdin.flush()
+        found: dict[str, Any] = json.loads(self.child.stdout.readline())
+        return found
+
+    def cpu_seconds(self) -> float:
+        """Processor time of the process so far."""
+        fields = Path(f"/proc/{self.child.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def resident_bytes(self) -> int:
+        """Memory of its own: without the model's file, which is mapped."""
+        lines = Path(f"/proc/{self.child.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+    def wait_until_open(self, jobs: int) -> None:
+        """Wait until no more than so many jobs have not ended."""
+        while int(self.connection.zcard(self.settings.names.open)) > jobs:
+            if self.child.poll() is not None:
+                raise RuntimeError(f"the worker ended with code {self.child.returncode}")
+            time.sleep(0.02)
+
+
+@contextmanager
+def worker(
+    url: str, model: Path, slots: int, *, observed: bool = False, share: bool = True, threads: int = 0, **options: Any
+) -> Iterator[Worker]:
+    """A worker that has run its first job; an observed one counts where the time goes and answers `snapshot`."""
+    module = "bench.observed_worker" if observed or not share else "worker.cli"
+    command = [sys.executable, "-m", module, "start", "--model", str(model), "--slots", str(slots)]
+    command += ["--threads", str(threads), "--log-level", "warning"]
+    for name, value in options.items():
+        command += [f"--{name.replace('_', '-')}", str(value)]
+    environment = {
+        "CELERY_LLAMA_REDIS_URL": url,
+        "CELERY_LLAMA_NAMESPACE": NAMESPACE,
+        "BENCH_SHARE_PREFIXES": str(int(share)),
+    }
+    settings = Settings(redis_url=url, namespace=NAMESPACE)
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-worker-") as folder,
+        redis.Redis.from_url(url) as connection,
+        Client(settings=settings) as client,
+    ):
+        log = Path(folder) / "log"
+        with process(command, log, environment, talks=module != "worker.cli") as child:
+            pattern = f"{settings.names.lease_prefix}*"
+            wait_for(lambda: bool(connection.keys(pattern)), child, "the worker", log)
+            client.submit(prompt="Hello", max_tokens=4, temperature=0.0).result(timeout=_READY_SECONDS)
+            yield Worker(child, settings, client, connection)

@@ -1,0 +1,62 @@
+"""The profile of a step: who takes how much of it, and what the worker's other threads use meanwhile."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from bench import queue
+from bench.setting import Setting
+from bench.stage import Worker, server, worker
+from bench.work import distinct
+
+#: What the engine thread does in a step; `rest` is what is left of it.
+_PARTS = ("llama_decode", "sample", "fill", "plan", "commit", "emit")
+
+
+def measure(setting: Setting) -> dict[str, Any]:
+    """Medians over rounds, with all slots busy."""
+    slots, tokens = setting.size(32, 4), setting.size(64, 16)
+    print(f"\nprofile of a step, {slots} jobs")
+    profiles: dict[float, dict[str, Any]] = {}
+    with server() as url, worker(url, setting.path, slots, threads=setting.threads, observed=True) as ours:
+
+        def step() -> float:
+            work = distinct(setting.model, 2 * slots, 64, tokens, seed=900 + len(profiles))
+            profile = _profile(ours, lambda: queue.run(ours, work))
+            profiles[profile["step_ms"]] = profile
+            return float(profile["step_ms"])
+
+        rounds = setting.referee.play({"step": step})
+    kept = [profiles[value] for value in rounds.values["step"]]
+    figures = {name: round(statistics.median(profile[name] for profile in kept), 3) for name in kept[0]}
+    for name, value in figures.items():
+        print(f"  {name:32} {value}")
+    return rounds.figures(unit="ms", **figures)
+
+
+def _profile(ours: Worker, run: Any) -> dict[str, Any]:
+    before = ours.snapshot()
+    run()
+    after = ours.snapshot()
+
+    def grown(group: str, name: str) -> int:
+        return int(after[group].get(name, 0)) - int(before[group].get(name, 0))
+
+    steps = grown("counts", "step")
+    step = grown("wall_ns", "step")
+    found: dict[str, Any] = {"step_ms": step / steps / 1e6, "steps": steps}
+    for part in _PARTS:
+        found[f"{part} %"] = grown("wall_ns", part) / step * 100
+    found["rest %"] = 100 - sum(found[f"{part} %"] for part in _PARTS)
+    # An engine thread that waits for the interpreter's lock or for a core takes time without using any.
+    engine = grown("cpu_ns", "step") - grown("cpu_ns", "llama_decode")
+    found["engine thread outside llama_decode, CPU %"] = engine / step * 100
+    others = 0
+    for thread in sorted(after["threads_ns"].keys() - {"engine", "bench"}):
+        used = grown("threads_ns", thread)
+        others += used
+        if used / step > 0.0005:
+            found[f"thread {thread}, CPU %"] = used / step * 100
+    found["own CPU outside llama.cpp %"] = (engine + others) / step * 100
+    return found
