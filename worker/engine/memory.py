@@ -134,6 +134,8 @@ class PartitionedMemory:
     def lose_cells(self) -> None:
         """The context is new and empty: everybody reads from the start again."""
         self._cache.clear()
+        # What was to be done to them is moot; what is kept in host memory is still there.
+        self._operations = [operation for operation in self._operations if isinstance(operation, Drop)]
         self._operations += [Drop(holder) for holder in self._store.clear()]
         for _, sequence in self.running.values():
             sequence.read = sequence.cached = 0
