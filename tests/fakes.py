@@ -105,8 +105,8 @@ class FakeEngine:
                 self.saved[key] = list(self.cells[slot])
             case Load(slot, key, keep):
                 assert not self.cells[slot], "cells are brought back into an empty slot"
-                saved = self.saved[key] if keep else self.saved.pop(key)
-                self.cells[slot] = [(token, rounding) for token, rounding in saved]
+                cells = self.saved[key] if keep else self.saved.pop(key)
+                self.cells[slot] = [(token, rounding) for token, rounding in cells]
             case Drop(key):
                 del self.saved[key]
 

@@ -94,8 +94,8 @@ class Rig:
         share: bool = True,
         can_trim: bool = True,
         rounding: bool = False,
-        shared_cells: bool = False,
         store_bytes: int = 0,
+        shared_cells: bool = False,
     ) -> None:
         spare_slots = 1 if can_trim else 0
         limits = Limits(slots, cells, max(prefill, slots + 1), can_trim, spare_slots, shared_cells)

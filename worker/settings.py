@@ -74,6 +74,11 @@ class WorkerSettings(Settings):
     """How much is written to stderr."""
 
     @property
+    def places(self) -> int:
+        """Messages that a worker takes at a time."""
+        return self.slots + self.lookahead
+
+    @property
     def cells_per_job(self) -> int:
         """Most tokens of a job, prompt and output together."""
         return self.ctx_per_slot * (self.slots if self.memory == "unified" else 1)

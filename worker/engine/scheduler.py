@@ -183,7 +183,7 @@ class Scheduler:
         self._take_stock()
 
     def _take_stock(self) -> None:
-        running = [sequence for _, sequence in self._memory.running.values()]
+        running = list(self._memory.running.values())
         unfinished = sum(len(attempt.unfinished) for attempt in self._attempts.values())
         self.counters.take_stock(running, unfinished)
 
