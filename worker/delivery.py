@@ -32,7 +32,7 @@ class EngineRequest(Request):  # type: ignore[misc]
         pool.revoke(self)
 
     def revoked(self) -> bool:
-        """Whether Celery shall drop the task. Not because somebody revoked it: the pool sees that, the ledger hears it."""
+        """Whether Celery shall drop the task. Not because of a revoke: the pool sees that, the ledger hears of it."""
         return self.id not in celery_state.revoked and bool(super().revoked())
 
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:

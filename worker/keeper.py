@@ -16,10 +16,14 @@ import redis
 from producer.scripts import execute
 from worker.reconciler import Reconciler
 from worker.runner import Ping, Runner
+from worker.scout import Scout
 from worker.settings import WorkerSettings
 from worker.threads import Crash, vital_thread
 
 logger = logging.getLogger(__name__)
+
+#: How often the queue is looked at for jobs more urgent than those that run.
+_LOOK_SECONDS = 0.5
 
 
 class Keeper:
@@ -32,6 +36,7 @@ class Keeper:
         owner: str,
         runner: Runner,
         reconciler: Reconciler,
+        scout: Scout,
         in_work: Callable[[], tuple[Collection[str], Collection[str]]],
         crash: Crash,
     ) -> None:
@@ -44,6 +49,7 @@ class Keeper:
         self._owner = owner
         self._runner = runner
         self._reconciler = reconciler
+        self._scout = scout
         self._in_work = in_work
         self._crash = crash
         self._stopping = threading.Event()
@@ -69,7 +75,7 @@ class Keeper:
 
     def _run(self) -> None:
         silence = _Silence(self._runner, self._interval_seconds)
-        while not self._stopping.wait(self._interval_seconds):
+        while self._rest():
             silent_seconds = silence.look(time.monotonic())
             if silent_seconds > self._stall_seconds:
                 self._crash(TimeoutError(f"the engine has made no progress for {silent_seconds:.0f} s"))
@@ -82,6 +88,15 @@ class Keeper:
                 self._reconciler.tick()
             except redis.RedisError as error:
                 logger.warning("the lease could not be renewed: %s", error)
+
+    def _rest(self) -> bool:
+        """Let the interval pass, with an eye on the queue; False when it is time to stop."""
+        end = time.monotonic() + self._interval_seconds
+        while (left := end - time.monotonic()) > 0:
+            if self._stopping.wait(min(left, _LOOK_SECONDS)):
+                return False
+            self._scout.look()
+        return True
 
     def _vouch(self) -> None:
         job_ids, delivery_tags = self._in_work()
