@@ -33,8 +33,8 @@ JOBS: dict[str, dict[str, Any]] = {
         "messages": [
             {
                 "role": "user",
-                "content": "Summarise in one sentence: Redis keeps the queue, so a job outlives the web server that sent "
-                "it. A worker decodes all jobs that are ready together, and publishes each job's words as they come.",
+                "content": "Summarise in one sentence: Redis keeps the queue, so a job outlives the web server that "
+                "sent it. A worker decodes all jobs that are ready together, and publishes each job's words as they come.",
             },
         ],
         "max_tokens": 64,
