@@ -34,7 +34,8 @@ JOBS: dict[str, dict[str, Any]] = {
             {
                 "role": "user",
                 "content": "Summarise in one sentence: Redis keeps the queue, so a job outlives the web server that "
-                "sent it. A worker decodes all jobs that are ready together, and publishes each job's words as they come.",
+                "sent it. A worker decodes all jobs that are ready together, and publishes each job's words as they "
+                "come.",
             },
         ],
         "max_tokens": 64,
