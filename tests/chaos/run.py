@@ -20,7 +20,7 @@ from producer.client import Client
 from producer.settings import Settings
 from tests.chaos.audit import Findings, audit, left_over
 from tests.chaos.load import Producer, Reader, Tally
-from tests.chaos.plan import Fault, draw_faults
+from tests.chaos.plan import WORKER_FAULTS, Fault, draw_faults
 from tests.scene import Server, Worker, scene
 from tests.waiting import wait_until
 
@@ -184,19 +184,16 @@ class Chaos:
         heapq.heappush(self._agenda, (time.monotonic() + seconds, next(self._number), action))
 
     def _carry_out(self, fault: Fault) -> None:
-        worker = self._workers[fault.worker % len(self._workers)]
-        if fault.kind in ("kill", "stop", "freeze", "decode"):
-            if worker.name in self._away:
-                worker = next((other for other in self._workers if other.name not in self._away), worker)
-            if worker.name in self._away:
-                return
-            if worker.exit_code is not None:
-                self._problems.append(f"{worker.name} ended by itself with exit code {worker.exit_code}")
-                worker.start()
-                return
-        elif self._server_away:
+        wanted = self._workers[fault.worker % len(self._workers)]
+        while not (self._present(wanted) if fault.kind in WORKER_FAULTS else not self._server_away):
+            self._pass_time(self._agenda[0][0])  # it is on its way back
+        worker = self._present(wanted) or wanted
+        if fault.kind in WORKER_FAULTS and worker.exit_code is not None:
+            self._problems.append(f"{worker.name} ended by itself with exit code {worker.exit_code}")
+            worker.start()
             return
-        logger.info("%s %s, %.1f s", fault.kind, worker.name if worker else "", fault.seconds)
+        where = worker.name if fault.kind in WORKER_FAULTS else "server"
+        logger.info("%s %s, %.1f s", fault.kind, where, fault.seconds)
         self.faults[fault.kind] += 1
         match fault.kind:
             case "kill":
@@ -222,6 +219,10 @@ class Chaos:
                 self._server.freeze()
                 self._server_away = True
                 self._later(fault.seconds, self._thaw_server)
+
+    def _present(self, wanted: Worker) -> Worker | None:
+        """This worker, or another if it is away."""
+        return next((worker for worker in (wanted, *self._workers) if worker.name not in self._away), None)
 
     def _restart_later(self, worker: Worker, seconds: float) -> None:
         def start() -> None:

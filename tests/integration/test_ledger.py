@@ -301,7 +301,7 @@ def test_a_queued_job_is_cancelled_at_once(enter: Enter, hand: Hand, info: Info,
 
 
 def test_a_job_that_was_closed_is_open_until_a_worker_has_heard_of_it(enter: Enter, hand: Hand, names: Names) -> None:
-    """Its message may be lost, and Celery would never know; or come after a day, and must still find how the job ended."""
+    """Its message may be lost, and Celery would never know; or come after a day, and must find how the job ended."""
     enter()
     hand.do(hand.ledger.cancel("j"))
     assert hand.connection.zcard(names.open) == 1

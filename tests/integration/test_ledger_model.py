@@ -227,7 +227,7 @@ class LedgerAgainstModel(RuleBasedStateMachine):
 
         open_jobs = {job_id for job_id, job in self.jobs.items() if not job.ended or job.closed}
         assert members(self.names.open) == open_jobs
-        for job_id, job in self.jobs.items():
+        for job_id in self.jobs:
             assert (self.hand.connection.ttl(self.names.job(job_id)) == -1) == (job_id in open_jobs)
         assert members(self.names.failed) == {job_id for job_id, job in self.jobs.items() if job.status == "failed"}
         assert members(self.names.expiring) == {job_id for job_id, job in self.jobs.items() if job.expires}
