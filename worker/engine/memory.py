@@ -86,7 +86,7 @@ class PartitionedMemory:
     def _assign(self, attempt: Attempt, sequence: Sequence) -> None:
         slot, kept = self._choose(sequence, share=self._share and not attempt.exclusive and sequence.saved is None)
         del self._free[slot]
-        self._cache.enter(slot, sequence.tokens, kept)
+        self._cache.enter(slot, sequence.tokens, kept, sequence.adapters)
         self._operations.append(Trim(slot, kept))
         if sequence.saved is None:
             sequence.read = sequence.cached = kept
@@ -105,7 +105,7 @@ class PartitionedMemory:
     def _choose(self, sequence: Sequence, *, share: bool) -> tuple[int, int]:
         """A free slot, and how many of its cells the sequence can keep."""
         if share:
-            match = self._cache.match(sequence.tokens)
+            match = self._cache.match(sequence.tokens, sequence.adapters)
             fitting = match.slots & self._free.keys()
             if match.tokens and fitting:
                 return min(fitting, key=lambda slot: (self._cache.held(slot), slot)), match.tokens
@@ -120,11 +120,11 @@ class PartitionedMemory:
         start = sequence.read
         sequence.read += len(tokens)
         whole = len(tokens) == self._chunk_tokens and self._cache.held(sequence.slot) == start
-        if whole and self._share and not attempt.exclusive and self._may_enter(sequence.slot, tokens):
-            self._cache.extend(sequence.slot, tokens)
+        if whole and self._share and not attempt.exclusive and self._may_enter(sequence, tokens):
+            self._cache.extend(sequence.slot, tokens, sequence.adapters)
 
-    def _may_enter(self, _slot: int, _chunk: Chunk) -> bool:
-        """Whether others may find this chunk in the slot; here it is of no account who else has computed it."""
+    def _may_enter(self, _sequence: Sequence, _chunk: Chunk) -> bool:
+        """Whether others may find this chunk in its slot; here it is of no account who else has computed it."""
         return True
 
     def lose_cells(self) -> None:
@@ -143,7 +143,7 @@ class PartitionedMemory:
         if not self._share or attempt.exclusive:
             return False
         assert sequence.slot is not None
-        match = self._cache.match(sequence.tokens)
+        match = self._cache.match(sequence.tokens, sequence.adapters)
         if match.tokens > sequence.read:
             following = self._shareable_chunk(sequence, match.tokens)
             if any(self._reads_next(slot, match.tokens, following, attempt) for slot in match.slots):
@@ -152,7 +152,7 @@ class PartitionedMemory:
         chunk = self._shareable_chunk(sequence, sequence.read)
         if chunk is None:
             return False
-        key = (self._cache.position(sequence.slot), chunk)
+        key = (self._cache.position(sequence.slot), sequence.adapters, chunk)
         if key in claimed:
             return True
         claimed.add(key)
@@ -174,7 +174,7 @@ class PartitionedMemory:
     def _copy(self, source: int, sequence: Sequence, tokens: int) -> None:
         assert sequence.slot is not None
         self._operations.append(Copy(source, sequence.slot, tokens))
-        self._cache.enter(sequence.slot, sequence.tokens, tokens)
+        self._cache.enter(sequence.slot, sequence.tokens, tokens, sequence.adapters)
         self.copied_tokens += tokens - sequence.read
         sequence.cached += tokens - sequence.read
         sequence.read = tokens
@@ -213,6 +213,6 @@ class PartitionedMemory:
         del self._free[target]
         self._free[source] = None  # its cells stay, and what is known of them
         self._operations.append(Copy(source, target, sequence.read))
-        self._cache.enter(target, sequence.tokens, self._cache.held(source))
+        self._cache.enter(target, sequence.tokens, self._cache.held(source), sequence.adapters)
         sequence.slot = target
         self.running[target] = attempt, sequence
