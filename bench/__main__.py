@@ -10,11 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from worker.engine.cores import usable_cores
-
 from bench import gpu, latency, model, peers, report, scenarios, step_profile, throughput
 from bench.quiet import Referee
 from bench.setting import Setting, describe
+from worker.engine.machine import usable_cores
 from worker.engine.model import LlamaModel
 from worker.models import resolve_model
 from worker.settings import WorkerSettings

@@ -14,9 +14,9 @@ from typing import Any, Self
 
 import llama_cpp.llama_cpp as lib
 import numpy as np
-from worker.engine.cores import usable_cores
 
 from bench.work import Prompt, Work
+from worker.engine.machine import usable_cores
 from worker.engine.model import LlamaModel
 
 

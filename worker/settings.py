@@ -28,12 +28,12 @@ def _named_files(value: Any) -> Any:
         return value
     if value.lstrip().startswith("{"):
         return json.loads(value)
-    pairs = [tuple(part.strip() for part in pair.split("=", 1)) for pair in value.split(",") if pair.strip()]
-    if not all(len(pair) == 2 and all(pair) for pair in pairs):
-        raise ValueError("give name=path,name=path")
-    files = dict(pairs)
-    if len(files) < len(pairs):
-        raise ValueError("a name is given twice")
+    files: dict[str, str] = {}
+    for pair in filter(str.strip, value.split(",")):
+        name, _, path = (part.strip() for part in pair.partition("="))
+        if not name or not path or name in files:
+            raise ValueError("give name=path,name=path, each name once")
+        files[name] = path
     return files
 
 
@@ -68,6 +68,10 @@ class WorkerSettings(Settings):
     """Prompts are cut at multiples of this: the longest wait that one causes its neighbours, the grain of sharing."""
     prefill_tokens: int = Field(default=512, ge=8)
     """Most prompt tokens that a step reads, all jobs together."""
+    share_prefixes: bool = True
+    """Whether jobs with a common beginning read it once."""
+    prefix_store_mib: int = Field(default=0, ge=0)
+    """Host memory for beginnings of prompts that lost their slot, in MiB; 0 keeps none."""
     gpu_layers: int = -1
     """Layers on the GPU; -1 is all of them."""
     threads: int = Field(default=0, ge=0)
@@ -91,6 +95,11 @@ class WorkerSettings(Settings):
     """Tokens that may wait for Redis before the engine pauses."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """How much is written to stderr."""
+
+    @property
+    def places(self) -> int:
+        """Messages that a worker takes at a time."""
+        return self.slots + self.lookahead
 
     @property
     def cells_per_job(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from worker.engine.preparer import JobPreparer
 from worker.engine.probe import probe
 from worker.engine.sampling import make_sampler
 from worker.engine.scheduler import Scheduler
+from worker.engine.sequence import Attempt
 from worker.errors import StartupError
 from worker.models import load_model
 from worker.settings import WorkerSettings
@@ -77,6 +79,12 @@ def run(model: LlamaModel, arrivals: Mapping[int, list[str]]) -> dict[str, dict[
         return tokens_of_jobs(scheduler, engine, attempts, max(arrivals))
 
 
+def take_all(arriving: list[Attempt], _step: int) -> list[Attempt]:
+    """All of them, once."""
+    taken, arriving[:] = arriving[:], []
+    return taken
+
+
 def parse(body: dict[str, Any]) -> GenerateJob:
     return parse_generate_job({**body, "ignore_eos": True})
 
@@ -107,11 +115,10 @@ def test_a_prefix_is_found_by_jobs_with_the_same_adapters_only(model: LlamaModel
         scheduler = Scheduler(engine.limits, model, chunk_tokens=16, prefill_tokens=64)
         read = []
         for number, name in enumerate(("plain", "red", "red", "plain", "blue")):
-            attempt = preparer.prepare(
-                f"job-{number}", 1, parse({"prompt": TEXT, "max_tokens": 1, **JOBS[name]}), {}, None
-            )
+            job = parse({"prompt": TEXT, "max_tokens": 1, **JOBS[name]})
+            arriving = [preparer.prepare(f"job-{number}", 1, job, {}, None).attempt]
             before = scheduler.counters.read_tokens
-            tokens_of_jobs(scheduler, engine, lambda step, one=attempt.attempt: [one] * (step == 0), 0)
+            tokens_of_jobs(scheduler, engine, partial(take_all, arriving), 0)
             read.append(scheduler.counters.read_tokens - before)
 
     whole = read[0]

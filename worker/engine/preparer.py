@@ -40,7 +40,7 @@ class JobPreparer:
         self._unified = settings.memory == "unified"
         self.reproducible = reproducible
         self._reproducible_with_lora = reproducible_with_lora
-        self._prompts = PromptBuilder(model, settings.cells_per_job)
+        self._prompts = PromptBuilder(model, settings.cells_per_job, shared_cells=self._unified)
 
     def piece(self, token: int) -> bytes:
         """A token's bytes."""
