@@ -13,7 +13,7 @@ from typing import Any
 from bench import gpu, latency, model, peers, report, scenarios, step_profile, throughput
 from bench.quiet import Referee
 from bench.setting import Setting, describe
-from worker.engine.cores import usable_cores
+from worker.engine.machine import usable_cores
 from worker.engine.model import LlamaModel
 from worker.models import resolve_model
 from worker.settings import WorkerSettings

@@ -16,7 +16,7 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from bench.work import Prompt, Work
-from worker.engine.cores import usable_cores
+from worker.engine.machine import usable_cores
 from worker.engine.model import LlamaModel
 
 

@@ -103,9 +103,10 @@ class FakeEngine:
                 del self.cells[slot][tokens:]
             case Save(slot, key):
                 self.saved[key] = list(self.cells[slot])
-            case Load(slot, key):
+            case Load(slot, key, keep):
                 assert not self.cells[slot], "cells are brought back into an empty slot"
-                self.cells[slot] = self.saved.pop(key)
+                cells = self.saved[key] if keep else self.saved.pop(key)
+                self.cells[slot] = [(token, rounding) for token, rounding in cells]
             case Drop(key):
                 del self.saved[key]
 
@@ -120,6 +121,10 @@ class FakeEngine:
             assert piece.tokens, "a piece has a token"
             cells += [(token, len(piece.tokens) * self._rounding) for token in piece.tokens]
             assert len(cells) <= self.limits.cells_per_slot
+        if self.limits.shared_cells:
+            # A cell that was copied is still the same cell.
+            used = {id(cell) for cells in self.cells for cell in cells}
+            assert len(used) <= self.limits.cells_per_slot, "there are enough cells"
         guiding = {piece.slot for piece in call if piece.guides}
         assert guiding == {piece.guide[0] for piece in call if piece.guide}, "both of a guided pair are in the call"
         for piece in call:

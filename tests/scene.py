@@ -170,8 +170,8 @@ class Worker:
         self.signal(signal.SIGTERM)
         return self.wait()
 
-    def fail_next_decode(self, code: int) -> None:
-        """Make the next decode call answer this."""
+    def fail_next_decode(self, code: int | str) -> None:
+        """Make the next decode call answer this code, or hang."""
         part = self.folder / f"part-{self.pid}"
         part.write_text(str(code))
         part.rename(self.folder / f"decode-{self.pid}")

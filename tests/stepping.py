@@ -94,10 +94,20 @@ class Rig:
         share: bool = True,
         can_trim: bool = True,
         rounding: bool = False,
+        store_bytes: int = 0,
+        shared_cells: bool = False,
     ) -> None:
-        limits = Limits(slots, cells, max(prefill, slots + 1), can_trim, spare_slots=1 if can_trim else 0)
+        spare_slots = 1 if can_trim else 0
+        limits = Limits(slots, cells, max(prefill, slots + 1), can_trim, spare_slots, shared_cells)
         self.engine = FakeEngine(limits, rounding=rounding)
-        self.scheduler = Scheduler(limits, VOCABULARY, chunk_tokens=chunk, prefill_tokens=prefill, share_prefixes=share)
+        self.scheduler = Scheduler(
+            limits,
+            VOCABULARY,
+            chunk_tokens=chunk,
+            prefill_tokens=prefill,
+            share_prefixes=share,
+            store_bytes=store_bytes,
+        )
         self.said: dict[str, Said] = {}
         self.now = 0.0
         self._chunk, self._prefill = chunk, prefill
@@ -152,7 +162,7 @@ class Rig:
         for piece in pieces:
             last = piece.start + len(piece.tokens) - 1
             assert piece.start // self._chunk == last // self._chunk, "a prompt is cut at multiples of the chunk"
-        if self.engine.limits.spare_slots:
+        if self.engine.limits.spare_slots and not self.engine.limits.shared_cells:
             rows = sorted(piece.slot for piece in rows_of(plan))
             assert rows == list(range(rows[0], rows[0] + len(rows))) if rows else True, "rows are side by side"
 

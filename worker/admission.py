@@ -185,7 +185,7 @@ class Admission:
             self._mark_started(delivery)
             so_far = self._resume_point(job_id, claim)
             transcript.resume(so_far)
-            if claim.cancel_requested:
+            if claim.cancel_requested or delivery.revoked:
                 end("cancelled")
             elif transcript.attempts > self._settings.max_attempts:
                 message = f"{self._settings.max_attempts} workers took the job up and did not survive it"

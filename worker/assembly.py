@@ -18,6 +18,7 @@ import redis
 from celery import Celery
 from celery.platforms import SecurityWarning
 from celery.signals import setup_logging
+from kombu.exceptions import OperationalError
 
 from producer.celery_app import PRIORITIES, make_app, publish
 from producer.connection import connect
@@ -30,12 +31,14 @@ from worker.engine.outputs import EndReason
 from worker.engine.preparer import JobPreparer
 from worker.engine.probe import probe
 from worker.engine.scheduler import Scheduler
+from worker.guests import Guests, consumer_step
 from worker.keeper import Keeper
 from worker.models import resolve_model
 from worker.pool import EnginePool
 from worker.publisher import Publisher
 from worker.reconciler import Reconciler
 from worker.runner import End, Runner
+from worker.scout import Scout
 from worker.server import wait_for_server
 from worker.settings import WorkerSettings
 
@@ -103,7 +106,9 @@ def _running(
         preparer = JobPreparer(model, settings, reproducible=reproducible)
         admission = Admission(for_claims, settings, preparer, runner, publisher, _mark_started(app), identity)
         deliveries = Deliveries()
-        reconciler = Reconciler(for_leases, settings, _publish_again(app), queue_keys(settings))
+        guests = Guests(settings.places, most=settings.slots)
+        app.steps["consumer"].add(consumer_step(guests))
+        keeper = _make_keeper(settings, app, for_leases, identity.owner, runner, deliveries, guests)
         description = {
             "model": model.name,
             "slots": settings.slots,
@@ -115,9 +120,10 @@ def _running(
             admission=admission,
             runner=runner,
             publisher=publisher,
-            keeper=Keeper(for_leases, settings, identity.owner, runner, reconciler, deliveries.in_work, crash),
+            keeper=keeper,
             outcomes=outcomes,
             deliveries=deliveries,
+            guests=guests,
             drain_seconds=settings.drain_seconds,
             description=description,
         )
@@ -140,11 +146,32 @@ def _connect_engine(
         return publisher.full
 
     scheduler = Scheduler(
-        engine.limits, model, chunk_tokens=settings.chunk_tokens, prefill_tokens=settings.prefill_tokens
+        engine.limits,
+        model,
+        chunk_tokens=settings.chunk_tokens,
+        prefill_tokens=settings.prefill_tokens,
+        share_prefixes=settings.share_prefixes,
+        store_bytes=settings.prefix_store_mib * 2**20,
     )
     publisher = Publisher(connection, settings.ledger, end_job, settings.outbox_tokens, crash)
     runner = Runner(engine, scheduler, publisher.put, outbox_full, crash)
     return publisher, runner
+
+
+def _make_keeper(
+    settings: WorkerSettings,
+    app: Celery,
+    connection: redis.Redis,
+    owner: str,
+    runner: Runner,
+    deliveries: Deliveries,
+    guests: Guests,
+) -> Keeper:
+    """The keeper's thread, and what it does between two signs of life."""
+    keys = queue_keys(settings)
+    reconciler = Reconciler(connection, settings, owner, _publish_again(app), keys)
+    scout = Scout(connection, keys, lambda: runner.counters, guests.invite)
+    return Keeper(connection, settings, owner, runner, reconciler, scout, deliveries.in_work, crash)
 
 
 def _serve(settings: WorkerSettings, app: Celery, backstage: Backstage) -> int:
@@ -152,8 +179,7 @@ def _serve(settings: WorkerSettings, app: Celery, backstage: Backstage) -> int:
     pool = type("EnginePool", (EnginePool,), {"backstage": backstage, "__module__": EnginePool.__module__})
     worker = app.Worker(
         pool=pool,
-        # A few more messages than slots, claimed and prepared: a slot that falls free is filled in the next step.
-        concurrency=settings.slots + settings.lookahead,
+        concurrency=settings.places,
         hostname=f"celery-llama@{settings.worker_name}",
         loglevel=settings.log_level.upper(),
         quiet=True,
@@ -183,7 +209,13 @@ def _mark_started(app: Celery) -> Callable[[Delivery], None]:
 
 
 def _publish_again(app: Celery) -> Callable[[str, Any, int], None]:
-    return lambda job_id, body, priority: publish(app, job_id, body, priority)
+    def publish_again(job_id: str, body: Any, priority: int) -> None:
+        try:
+            publish(app, job_id, body, priority)
+        except OperationalError as error:
+            raise redis.ConnectionError(str(error)) from error
+
+    return publish_again
 
 
 def crash(error: BaseException) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from worker.admission import Admission, Ender
 from worker.delivery import Deliveries, Delivery
+from worker.guests import Guests
 from worker.keeper import Keeper
 from worker.outcome import Outcome
 from worker.publisher import Publisher
@@ -29,11 +30,13 @@ class Backstage:
         keeper: Keeper,
         outcomes: Outcomes,
         deliveries: Deliveries,
+        guests: Guests,
         drain_seconds: float,
         description: dict[str, Any],
     ) -> None:
         self.drain_seconds = drain_seconds
         self.deliveries = deliveries
+        self.guests = guests
         self._admission = admission
         self._runner = runner
         self._publisher = publisher

@@ -31,6 +31,10 @@ class EngineRequest(Request):  # type: ignore[misc]
         """Answer `revoke(terminate=True)`, Flower's button."""
         pool.revoke(self)
 
+    def revoked(self) -> bool:
+        """Whether Celery shall drop the task. Not because of a revoke: the pool sees that, the ledger hears of it."""
+        return self.id not in celery_state.revoked and bool(super().revoked())
+
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
         """Answer a cold shutdown: nothing, since the pool hands its jobs back as it stops."""
 
@@ -56,6 +60,8 @@ class Delivery:
     accept_callback: Callable[[int, float], None]
     soft_limit_seconds: float | None = None
     hard_limit_seconds: float | None = None
+    #: Whether the task was revoked before it came: the job is claimed and cancelled.
+    revoked: bool = False
     accepted_at: float | None = None
     #: Whether the ledger has given the job to this worker; set on the admit thread.
     claimed: bool = False

@@ -31,19 +31,18 @@ JOBS: dict[str, dict[str, Any]] = {
     "story": {"prompt": "Once upon a time, in a village by the sea,", "max_tokens": 96, "seed": 7},
     "summary": {
         "messages": [
-            {"role": "system", "content": "Summarise in one sentence."},
             {
                 "role": "user",
-                "content": "Redis keeps the queue, so a job outlives the web server that sent it. A worker reads what "
-                "is ready and decodes it together, and each job's words are published as they come.",
+                "content": "Summarise in one sentence: Redis keeps the queue, so a job outlives the web server that "
+                "sent it. A worker decodes all jobs that are ready together, and publishes each job's words as they "
+                "come.",
             },
         ],
         "max_tokens": 64,
-        "temperature": 0.2,
-        "seed": 1,
+        "temperature": 0.0,
     },
     "extraction": {
-        "messages": [{"role": "user", "content": "Ada Lovelace was born in London in 1815. Give name, city and year."}],
+        "prompt": "Text: Ada Lovelace was born in London in 1815.\nJSON with name, city and year: ",
         "response_format": {
             "type": "json_schema",
             "json_schema": {
@@ -64,23 +63,29 @@ JOBS: dict[str, dict[str, Any]] = {
         "temperature": 0.0,
     },
     "classification": {
-        "messages": [
-            {"role": "user", "content": "Is this review positive or negative? 'The battery died after a day.'"}
-        ],
+        "prompt": "Review: I love it, works great.\nSentiment: positive\n\n"
+        "Review: The battery died after a day. Awful.\nSentiment: ",
         "grammar": 'root ::= "positive" | "negative"',
         "temperature": 0.0,
     },
-    "draft": {
-        "messages": [{"role": "user", "content": "Write a short email that moves a meeting from Monday to Tuesday."}],
-        "max_tokens": 96,
+    "poem": {
+        "messages": [{"role": "user", "content": "Write a short poem about the rain."}],
+        "max_tokens": 80,
         "temperature": 0.3,
-        "seed": 3,
+        "seed": 4,
     },
-    "list": {"prompt": "Three colours of the rainbow:\n1.", "stop": ["\n4."], "max_tokens": 48, "temperature": 0.0},
-    "code": {"prompt": "def fibonacci(n):\n", "stop": ["\n\n\n", "\ndef "], "max_tokens": 80, "temperature": 0.0},
-    "question": {
-        "messages": [{"role": "user", "content": "Why is the sky blue? One sentence."}],
-        "max_tokens": 64,
+    "list": {"prompt": "Days of the week:\n1. Monday\n2.", "stop": ["8."], "max_tokens": 64, "temperature": 0.0},
+    "code": {
+        "prompt": "# Python: is a number even?\ndef is_even(n):",
+        "stop": ["\n\n"],
+        "max_tokens": 60,
+        "temperature": 0.0,
+    },
+    "translation": {
+        "prompt": "English: Good morning. French: Bonjour.\nEnglish: Thank you. French: Merci.\n"
+        "English: Good night. French:",
+        "stop": ["\n"],
+        "max_tokens": 16,
         "temperature": 0.0,
     },
 }

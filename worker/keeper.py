@@ -16,10 +16,14 @@ import redis
 from producer.scripts import execute
 from worker.reconciler import Reconciler
 from worker.runner import Ping, Runner
+from worker.scout import Scout
 from worker.settings import WorkerSettings
 from worker.threads import Crash, vital_thread
 
 logger = logging.getLogger(__name__)
+
+#: How often the queue is looked at for jobs more urgent than those that run.
+_LOOK_SECONDS = 0.5
 
 
 class Keeper:
@@ -32,6 +36,7 @@ class Keeper:
         owner: str,
         runner: Runner,
         reconciler: Reconciler,
+        scout: Scout,
         in_work: Callable[[], tuple[Collection[str], Collection[str]]],
         crash: Crash,
     ) -> None:
@@ -39,10 +44,12 @@ class Keeper:
         self._connection = connection
         self._ledger = settings.ledger
         self._lease_seconds = settings.lease_seconds
+        self._interval_seconds = settings.lease_seconds / 5
         self._stall_seconds = settings.stall_seconds
         self._owner = owner
         self._runner = runner
         self._reconciler = reconciler
+        self._scout = scout
         self._in_work = in_work
         self._crash = crash
         self._stopping = threading.Event()
@@ -67,9 +74,9 @@ class Keeper:
     # ---- keeper thread
 
     def _run(self) -> None:
-        interval_seconds = self._lease_seconds / 5
-        while not self._stopping.wait(interval_seconds):
-            silent_seconds = time.monotonic() - self._runner.progress_at
+        silence = _Silence(self._runner, self._interval_seconds)
+        while self._rest():
+            silent_seconds = silence.look(time.monotonic())
             if silent_seconds > self._stall_seconds:
                 self._crash(TimeoutError(f"the engine has made no progress for {silent_seconds:.0f} s"))
                 return
@@ -82,9 +89,38 @@ class Keeper:
             except redis.RedisError as error:
                 logger.warning("the lease could not be renewed: %s", error)
 
+    def _rest(self) -> bool:
+        """Let the interval pass, with an eye on the queue; False when it is time to stop."""
+        end = time.monotonic() + self._interval_seconds
+        while (left := end - time.monotonic()) > 0:
+            if self._stopping.wait(min(left, _LOOK_SECONDS)):
+                return False
+            self._scout.look()
+        return True
+
     def _vouch(self) -> None:
         job_ids, delivery_tags = self._in_work()
         execute(
             self._connection,
             self._ledger.vouch(self._owner, time.time(), job_ids, delivery_tags),
         )
+
+
+class _Silence:
+    """How long the engine has been seen to make no progress.
+
+    Time in which nobody looked does not count: the process was stopped, or the keeper waited for Redis, and an engine
+    that has nothing to do answers only when it is asked.
+    """
+
+    def __init__(self, runner: Runner, interval_seconds: float) -> None:
+        self._runner, self._interval_seconds = runner, interval_seconds
+        self._seen, self._looked, self._seconds = runner.progress_at, time.monotonic(), 0.0
+
+    def look(self, now: float) -> float:
+        """Seconds of silence, the time since the last look included."""
+        progress_at = self._runner.progress_at
+        passed = min(now - self._looked, 2 * self._interval_seconds)
+        self._seconds = self._seconds + passed if progress_at == self._seen else 0.0
+        self._seen, self._looked = progress_at, now
+        return self._seconds

@@ -18,9 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Protocol
 
 from celery.concurrency.base import BasePool, apply_target
+from celery.worker import state as celery_state
 from kombu.asynchronous import get_event_loop
 
 from worker.delivery import Deliveries, Delivery
+from worker.guests import Guests
 from worker.outcome import HANDED_BACK, Outcome
 
 logger = logging.getLogger(__name__)
@@ -34,6 +36,7 @@ class Backstage(Protocol):
     drain_seconds: float
     #: Shared with the keeper, which vouches for them.
     deliveries: Deliveries
+    guests: Guests
 
     def admit(self, delivery: Delivery, pool: EnginePool) -> None:
         """Claim and prepare the job, off the hub thread."""
@@ -121,6 +124,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
             accept_callback=options["accept_callback"],
             soft_limit_seconds=options.get("soft_timeout"),
             hard_limit_seconds=options.get("timeout"),
+            revoked=job_id in celery_state.revoked,
         )
         self._deliveries[job_id] = delivery
         self.backstage.admit(delivery, self)
@@ -186,6 +190,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
             delivery.conclude(self)
         except Exception:  # Redis, mostly: the message is not acknowledged, and its redelivery finds the job ended
             logger.exception("job %s has ended, but its message could not be acknowledged", delivery.job_id)
+        self.backstage.guests.left(len(self._deliveries))
 
     def _stop(self, drain_seconds: float) -> None:
         if self._stopping:

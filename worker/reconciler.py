@@ -1,8 +1,8 @@
 """The reconciler: finds jobs whose message is gone, and jobs that did not begin in time. Runs on the keeper thread.
 
 Between kombu's BRPOP and its note of what it took, a killed worker loses the message (celery issues 1392 and 4354). The
-ledger still has the job; whoever reconciles publishes it again under its own id. One worker at a time does it, and as
-long as there are no more open jobs than messages, it costs one cheap command.
+ledger still has the job; whoever reconciles publishes it again under its own id. One worker does it for as long as it
+lives, and as long as there are no more open jobs than messages, it costs a few cheap commands every fifth of a lease.
 """
 
 from __future__ import annotations
@@ -31,21 +31,28 @@ class Reconciler:
         self,
         connection: redis.Redis,
         settings: WorkerSettings,
+        owner: str,
         publish: Callable[[str, Any, int], None],
         queue_keys: list[str],
     ) -> None:
-        """`publish` sends a message again: id, body, priority. `queue_keys`: the queue's lists, one a priority."""
+        """`publish` sends a message again: id, body, priority; it raises redis.RedisError.
+
+        `queue_keys`: the queue's lists, one a priority.
+        """
         self._connection = connection
         self._ledger = settings.ledger
+        self._owner = owner
         self._lease_seconds = settings.lease_seconds
+        # By then kombu has restored what a dead worker had.
+        self._stale_seconds = settings.lease_seconds + 2 * settings.sweep_seconds
         self._publish = publish
         self._queue_keys = queue_keys
         self._suspects: set[str] = set()
 
     def tick(self) -> None:
-        """One pass, if it is this worker's turn; raises redis.RedisError."""
-        names = self._ledger.names
-        if not self._connection.set(names.reconciler, 1, nx=True, ex=self._lease_seconds):
+        """One pass, if this is the worker that does it; raises redis.RedisError."""
+        if not self._in_charge():
+            self._suspects.clear()
             return
         survey = execute(self._connection, self._ledger.survey(self._queue_keys, _PER_PASS))
         for job_id in survey.due:
@@ -58,9 +65,17 @@ class Reconciler:
             self._publish_again(job_id)
         self._suspects = missing
 
+    def _in_charge(self) -> bool:
+        key = self._ledger.names.reconciler
+        self._connection.set(key, self._owner, nx=True, ex=self._lease_seconds)
+        if self._connection.get(key) != self._owner.encode():
+            return False
+        self._connection.expire(key, self._lease_seconds)
+        return True
+
     def _missing(self) -> set[str]:
         """Open jobs that nobody has vouched for lately and that have no message."""
-        stale_before = self._server_time() - 2 * self._lease_seconds
+        stale_before = self._server_time() - self._stale_seconds
         candidates = cast(
             list[bytes],
             self._connection.zrangebyscore(self._ledger.names.open, "-inf", stale_before, start=0, num=_PER_PASS),
@@ -82,21 +97,28 @@ class Reconciler:
 
     def _publish_again(self, job_id: str) -> None:
         names = self._ledger.names
-        status, owner, body, priority = cast(
-            list[bytes | None], self._connection.hmget(names.job(job_id), ["status", "owner", "body", "priority"])
+        status, body, priority = cast(
+            list[bytes | None], self._connection.hmget(names.job(job_id), ["status", "body", "priority"])
         )
         if status not in (b"queued", b"running") or body is None:
             self._connection.zrem(names.open, job_id)
             return
-        if owner is not None and self._connection.exists(names.lease(owner.decode())):
-            return
         logger.warning("job %s had lost its message; it is published again", job_id)
-        self._publish(job_id, json.loads(body), int(priority or 0))
+        self._publish(job_id, _readable(body), int(priority or 0))
         self._connection.zadd(names.open, {job_id: self._server_time()}, xx=True)
 
     def _server_time(self) -> float:
         seconds, microseconds = self._connection.time()
         return seconds + microseconds / 1e6
+
+
+def _readable(body: bytes) -> dict[str, Any]:
+    """The body for the message. One that makes no sense stays in the ledger, whose body is the one that counts."""
+    try:
+        decoded = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return decoded if isinstance(decoded, dict) else {}
 
 
 def _job_id(raw: bytes) -> str | None:

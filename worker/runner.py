@@ -110,7 +110,8 @@ class Runner:
         now = time.monotonic()
         self._send_out(scheduler.expire(now))
         plan = scheduler.plan(now)
-        for call, result in zip(plan.calls, self._engine.execute(plan), strict=False):
+        # The engine goes first: there may be cells to drop although there is nothing to compute.
+        for result, call in zip(self._engine.execute(plan), plan.calls, strict=False):
             self._send_out(scheduler.commit(call, result))
         scheduler.tidy()
 

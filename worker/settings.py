@@ -45,6 +45,10 @@ class WorkerSettings(Settings):
     """Prompts are cut at multiples of this: the longest wait that one causes its neighbours, the grain of sharing."""
     prefill_tokens: int = Field(default=512, ge=8)
     """Most prompt tokens that a step reads, all jobs together."""
+    share_prefixes: bool = True
+    """Whether jobs with a common beginning read it once."""
+    prefix_store_mib: int = Field(default=0, ge=0)
+    """Host memory for beginnings of prompts that lost their slot, in MiB; 0 keeps none."""
     gpu_layers: int = -1
     """Layers on the GPU; -1 is all of them."""
     threads: int = Field(default=0, ge=0)
@@ -68,6 +72,11 @@ class WorkerSettings(Settings):
     """Tokens that may wait for Redis before the engine pauses."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """How much is written to stderr."""
+
+    @property
+    def places(self) -> int:
+        """Messages that a worker takes at a time."""
+        return self.slots + self.lookahead
 
     @property
     def cells_per_job(self) -> int:

@@ -23,6 +23,7 @@ class Around:
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []
         self.claimed: list[str] = []
+        self.closed: list[str] = []
 
     def ended(self, _delivery: Delivery, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
@@ -32,7 +33,8 @@ class Around:
 
     def open(self, *_: Any) -> None: ...
 
-    def close(self, *_: Any) -> None: ...
+    def close(self, _job_id: str, _attempt: int, reason: str, _error: Any = None) -> None:
+        self.closed.append(reason)
 
     def send(self, *_: Any) -> None: ...
 
@@ -112,3 +114,16 @@ def test_a_message_that_waits_for_a_late_worker_goes_back_when_this_one_stops(
 
     assert wait_until(lambda: around.outcomes, "the delivery ends") == [HANDED_BACK]
     assert not admission._postponed._waiting
+
+
+def test_a_task_that_was_revoked_before_it_came_is_claimed_and_cancelled(
+    admission: Admission, around: Around, hand: Hand
+) -> None:
+    """Celery would drop the message and tell nobody: a job that never ends, published again for ever."""
+    delivery = message()
+    delivery.revoked = True
+
+    admission.admit(delivery, around)
+
+    assert wait_until(lambda: around.closed, "the job ends") == ["cancelled"]
+    assert hand.connection.hget(hand.ledger.names.job("j"), "status") == b"running", "the publisher ends it"

@@ -135,7 +135,7 @@ def test_a_context_longer_than_the_model_knows_is_warned_of(
 def test_cells_that_will_not_fit_into_memory_are_warned_of(
     model: LlamaModel, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.engine.llama.available_bytes", lambda: 1000)
+    monkeypatch.setattr("worker.engine.context.available_bytes", lambda: 1000)
     with LlamaEngine(model, WorkerSettings(slots=1, ctx_per_slot=256)):
         pass
 

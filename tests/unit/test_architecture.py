@@ -40,16 +40,19 @@ PURE = {
     "worker/engine/patterns.py",
     "worker/engine/plan.py",
     "worker/engine/prefix_cache.py",
+    "worker/engine/prefix_store.py",
     "worker/engine/ranges.py",
     "worker/engine/scheduler.py",
     "worker/engine/schema.py",
     "worker/engine/sequence.py",
+    "worker/engine/unified.py",
     "worker/engine/waiting.py",
 }
 #: The only ones that know llama.cpp: its functions, and llama-cpp-python's helpers for templates.
 LLAMA = {
     "worker/engine/batch.py",
     "worker/engine/candidates.py",
+    "worker/engine/context.py",
     "worker/engine/llama.py",
     "worker/engine/model.py",
     "worker/engine/sampling.py",

@@ -7,7 +7,7 @@ import pytest
 from tests.fakes import FakeSampler
 from tests.stepping import Rig, attempt, chunks_of, rows_of, sequence
 from worker.engine.memory import PartitionedMemory
-from worker.engine.plan import Copy, Limits, Trim
+from worker.engine.plan import CallError, Copy, Limits, Trim
 from worker.engine.sequence import Attempt, Sequence
 
 SYSTEM = list(range(100, 112))  # three chunks
@@ -288,3 +288,39 @@ def test_a_moved_sequence_leaves_its_prefix_behind() -> None:
     rig.step()
 
     assert rig.said["d"].began[0].cached_tokens == 12
+
+
+def test_a_prefix_that_lost_its_slot_is_brought_back_from_host_memory() -> None:
+    rig = Rig(slots=1, cells=64, store_bytes=40)
+    first, other = [1] * 17, [2] * 17
+    rig.run(attempt("first", sequence(first, max_tokens=2)))
+    rig.run(attempt("other", sequence(other, max_tokens=2)), attempt("third", sequence([3] * 9, max_tokens=2)))
+    read = rig.scheduler.counters.read_tokens
+
+    rig.run(attempt("again", sequence(first, max_tokens=2)))
+
+    assert rig.said["again"].tokens == rig.said["first"].tokens
+    assert rig.said["again"].began[0].cached_tokens == 16
+    assert rig.scheduler.counters.read_tokens == read
+
+
+def test_the_prefix_used_longest_ago_leaves_host_memory_first() -> None:
+    rig = Rig(slots=1, cells=64, store_bytes=32)
+    for number in range(6):
+        rig.run(attempt(f"job-{number}", sequence([number] * 17, max_tokens=2)))
+
+    assert len(rig.engine.saved) == 2
+    rig.run(attempt("oldest", sequence([0] * 17, max_tokens=2)))
+    assert rig.said["oldest"].began[0].cached_tokens == 0
+
+
+def test_nothing_is_left_in_host_memory_when_the_cells_are_lost() -> None:
+    rig = Rig(slots=1, cells=64, store_bytes=64)
+    for number in range(3):
+        rig.run(attempt(f"job-{number}", sequence([number] * 17, max_tokens=2)))
+    rig.engine.failures.append(CallError("lost", cells_lost=True))
+
+    rig.run(attempt("unlucky", sequence([9] * 5, max_tokens=2)))
+    rig.run(attempt("next", sequence([8] * 5, max_tokens=2)))
+
+    assert not rig.engine.saved

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,9 +16,21 @@ from worker.engine.outputs import Ended, EndReason
 from worker.engine.plan import CallError, Piece
 from worker.engine.sequence import Attempt
 
-SLOTS, CELLS, CHUNK = 3, 48, 4
+SLOTS, CELLS, CHUNK = 3, 64, 4
 #: Prompts begin with one of these, so that many share something.
 BEGINNINGS = [[], [1] * 8, [1] * 4 + [2] * 7, list(range(100, 121))]
+
+
+class Layout(NamedTuple):
+    """What the engine's cells are like."""
+
+    #: Tokens depend also on where the text before them was cut into pieces.
+    rounding: bool = False
+    #: All slots have one pool of cells.
+    shared_cells: bool = False
+
+
+PLAIN, EXACT = Layout(), Layout(rounding=True)
 
 
 @dataclass(frozen=True)
@@ -72,7 +85,7 @@ def job(number: int, story: Story) -> tuple[Attempt, list[FakeSampler]]:
     choices = min(story.choices, SLOTS // width)
     prompt = [*BEGINNINGS[story.beginning], *(50 + (number + at) % 3 for at in range(story.own_tokens))]
     negative = [60 + number % 2] * story.negative_tokens
-    room = CELLS - max(len(prompt), len(negative))
+    room = CELLS // width - max(len(prompt), len(negative))
     samplers = [FakeSampler(10 * number + n, fault_at=None if n else story.fault_at) for n in range(choices)]
     sequences = [
         sequence(
@@ -89,9 +102,9 @@ def job(number: int, story: Story) -> tuple[Attempt, list[FakeSampler]]:
     return owner, samplers
 
 
-def run(stories: dict[int, Story], *, rounding: bool, errors: list[CallError | None]) -> Rig:
+def run(stories: dict[int, Story], errors: Sequence[CallError | None] = (), layout: Layout = PLAIN) -> Rig:
     """Play the stories; check what holds when all is over."""
-    rig = Rig(slots=SLOTS, cells=CELLS, chunk=CHUNK, prefill=2 * CHUNK, rounding=rounding)
+    rig = Rig(slots=SLOTS, cells=CELLS, chunk=CHUNK, prefill=2 * CHUNK, **layout._asdict())
     rig.engine.failures = deque(errors)
     jobs = {number: job(number, story) for number, story in stories.items()}
     rig.engine.breaks = breaking(jobs, stories)
@@ -143,9 +156,9 @@ def check_that_all_is_given_back(rig: Rig) -> None:
     assert rig.scheduler.idle
 
 
-def check_against_alone(number: int, story: Story, said: Said, *, rounding: bool) -> None:
+def check_against_alone(number: int, story: Story, said: Said, layout: Layout) -> None:
     """The job said what it says when it is alone, or a beginning of it."""
-    alone = run({number: replace(story, comes_at=0, ended_after=None)}, rounding=rounding, errors=[])
+    alone = run({number: replace(story, comes_at=0, ended_after=None)}, layout=layout)
     expected = alone.said[f"job-{number}"]
     assert said.end is not None
     if said.end.reason == "done":
@@ -163,10 +176,10 @@ def check_against_alone(number: int, story: Story, said: Said, *, rounding: bool
 @given(st.lists(STORIES, min_size=1, max_size=7))
 def test_every_job_says_what_it_says_alone_to_the_last_bit(stories: list[Story]) -> None:
     numbered = dict(enumerate(stories))
-    rig = run(numbered, rounding=True, errors=[])
+    rig = run(numbered, layout=EXACT)
 
     for number, story in numbered.items():
-        check_against_alone(number, story, rig.said[f"job-{number}"], rounding=True)
+        check_against_alone(number, story, rig.said[f"job-{number}"], EXACT)
 
 
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -177,12 +190,27 @@ def test_every_job_says_what_it_says_alone_to_the_last_bit(stories: list[Story])
 def test_failures_end_the_jobs_that_cause_them_and_change_nothing_for_the_others(
     stories: list[Story], errors: list[CallError | None]
 ) -> None:
-    numbered = dict(enumerate(stories))
-    rig = run(numbered, rounding=False, errors=errors)
+    check_with_failures(stories, errors)
 
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(TROUBLED, min_size=1, max_size=6),
+    st.lists(st.none() | st.builds(CallError, st.just("by chance"), st.booleans()), max_size=25),
+)
+def test_the_same_holds_where_all_slots_share_one_pool_of_cells(
+    stories: list[Story], errors: list[CallError | None]
+) -> None:
+    check_with_failures(stories, errors, Layout(shared_cells=True))
+
+
+def check_with_failures(stories: list[Story], errors: list[CallError | None], layout: Layout = PLAIN) -> None:
+    """Play the stories and compare each job with itself alone."""
+    numbered = dict(enumerate(stories))
+    rig = run(numbered, errors, layout)
     for number, story in numbered.items():
         said = rig.said[f"job-{number}"]
         assert said.end is not None
         if said.end.error is not None and said.end.error.message == "by chance":
             continue  # it was alone in a call that failed
-        check_against_alone(number, story, said, rounding=False)
+        check_against_alone(number, story, said, layout)

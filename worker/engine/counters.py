@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
-from worker.engine.sequence import Sequence
+from worker.engine.sequence import Attempt, Sequence
 
 
 @dataclass(slots=True)
@@ -21,6 +21,8 @@ class Counters:
     largest_batch: int = 0
     #: Steps whose decode call had a row for every slot.
     full_batches: int = 0
+    #: The least urgent priority among those that have a slot.
+    least_urgent: int = 0
     active: int = 0
     waiting: int = 0
     cells_used: int = 0
@@ -31,8 +33,9 @@ class Counters:
         self.largest_batch = max(self.largest_batch, decode_rows)
         self.full_batches += decode_rows == slots
 
-    def take_stock(self, running: Many[Sequence], unfinished: int) -> None:
+    def take_stock(self, running: Many[tuple[Attempt, Sequence]], unfinished: int) -> None:
         """Take note of the sequences that have a slot, and of how many there are in all."""
+        self.least_urgent = max((attempt.priority for attempt, _ in running), default=0)
         self.active = len(running)
-        self.waiting = unfinished - sum(sequence.guided is None for sequence in running)
-        self.cells_used = sum(sequence.read for sequence in running)
+        self.waiting = unfinished - sum(sequence.guided is None for _, sequence in running)
+        self.cells_used = sum(sequence.read for _, sequence in running)

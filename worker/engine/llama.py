@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from worker.engine.batch import Batch
 from worker.engine.candidates import Candidates
-from worker.engine.machine import available_bytes, usable_cores
+from worker.engine.context import cell_bytes, context_params, spare_slots, warn_of_memory
 from worker.engine.model import LlamaModel, complaint
 from worker.engine.plan import (
     Call,
@@ -41,15 +41,6 @@ __all__ = ["LlamaEngine", "LlamaModel"]
 
 logger = logging.getLogger(__name__)
 
-_FLASH_ATTENTION = {
-    "auto": lib.LLAMA_FLASH_ATTN_TYPE_AUTO,
-    "on": lib.LLAMA_FLASH_ATTN_TYPE_ENABLED,
-    "off": lib.LLAMA_FLASH_ATTN_TYPE_DISABLED,
-}
-_CACHE_TYPES = {"f32": lib.GGML_TYPE_F32, "f16": lib.GGML_TYPE_F16, "q8_0": lib.GGML_TYPE_Q8_0}
-
-_CELL_BYTES = {lib.GGML_TYPE_F32: 4.0, lib.GGML_TYPE_F16: 2.0, lib.GGML_TYPE_Q8_0: 34 / 32}
-
 # llama_decode's return values; below INVALID_BATCH the context cannot be trusted any more
 _DONE, _NO_ROOM, _ABORTED, _INVALID_BATCH = 0, 1, 2, -1
 
@@ -60,14 +51,15 @@ class LlamaEngine:
     def __init__(self, model: LlamaModel, settings: WorkerSettings) -> None:
         """Build the context; raises StartupError if the memory does not suffice or the settings exclude each other."""
         self._model = model
-        self._params = _context_params(model, settings)
+        self._params = context_params(model, settings)
         self.limits = Limits(
             slots=settings.slots,
             cells_per_slot=settings.cells_per_job,
             batch_tokens=self._params.n_batch,
             can_trim=model.can_trim,
-            spare_slots=_spare_slots(model, settings),
+            spare_slots=spare_slots(model, settings),
             shared_cells=settings.memory == "unified",
+            cell_bytes=cell_bytes(model, self._params),
         )
         if settings.ctx_per_slot > model.n_ctx_train:
             logger.warning(
@@ -75,7 +67,7 @@ class LlamaEngine:
                 settings.ctx_per_slot,
                 model.n_ctx_train,
             )
-        _warn_of_memory(model, self._params)
+        warn_of_memory(model, self._params)
         self._batch = Batch(self._params.n_batch)
         self._candidates = Candidates(model.n_vocab)
         #: Cells of sequences that were set aside, by key.
@@ -114,8 +106,8 @@ class LlamaEngine:
                 if lib.llama_state_seq_get_data(self._context, state, size, slot) != size:
                     raise EngineFault("llama.cpp could not copy a slot's cells")
                 self._saved[key] = state
-            case Load(slot, key):
-                state = self._saved.pop(key)
+            case Load(slot, key, keep):
+                state = self._saved[key] if keep else self._saved.pop(key)
                 if not lib.llama_state_seq_set_data(self._context, state, len(state), slot):
                     raise EngineFault("llama.cpp could not restore a slot's cells")
             case Drop(key):
@@ -205,41 +197,3 @@ class LlamaEngine:
 
 def _slot(piece: Piece) -> int:
     return piece.slot
-
-
-def _spare_slots(model: LlamaModel, settings: WorkerSettings) -> int:
-    """One slot more than sequences, so that the scheduler can always move one; where moving is possible and helps."""
-    return 1 if model.can_trim and settings.memory == "partitioned" else 0
-
-
-def _warn_of_memory(model: LlamaModel, params: Any) -> None:
-    """Say before it happens why the system may end the process: on a CPU there is no failed allocation to report."""
-    if lib.llama_supports_gpu_offload():
-        return  # there it fails, and is reported
-    head = lib.llama_model_n_embd(model.pointer) // max(1, lib.llama_model_n_head(model.pointer))
-    values = 2 * head * lib.llama_model_n_head_kv(model.pointer) * lib.llama_model_n_layer(model.pointer)
-    needed = params.n_ctx * values * _CELL_BYTES[params.type_k]
-    available = available_bytes()
-    if available is not None and needed > available:
-        logger.warning(
-            "the cells need about %.1f GiB and %.1f GiB are free; lower slots or ctx_per_slot, or set cache_type=q8_0",
-            needed / 2**30,
-            available / 2**30,
-        )
-
-
-def _context_params(model: LlamaModel, settings: WorkerSettings) -> Any:
-    params = lib.llama_context_default_params()
-    params.n_seq_max = settings.slots + _spare_slots(model, settings)
-    params.n_ctx = params.n_seq_max * settings.ctx_per_slot
-    params.kv_unified = settings.memory == "unified"
-    params.n_batch = max(settings.prefill_tokens, settings.chunk_tokens, params.n_seq_max)
-    # A call is computed in one piece: where llama.cpp cut it would depend on how many sequences it has.
-    params.n_ubatch = params.n_batch
-    params.n_outputs_max = params.n_seq_max  # a row of logits for each slot; with fewer llama.cpp ends the process
-    params.n_threads = params.n_threads_batch = settings.threads or usable_cores()
-    params.flash_attn_type = _FLASH_ATTENTION[settings.flash_attention]
-    params.type_k = params.type_v = _CACHE_TYPES[settings.cache_type]
-    params.swa_full = model.can_trim
-    params.no_perf = True
-    return params

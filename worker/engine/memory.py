@@ -10,13 +10,14 @@ import itertools
 
 from worker.engine.plan import Copy, Drop, Limits, Load, Operation, Save, Trim
 from worker.engine.prefix_cache import Chunk, PrefixCache
+from worker.engine.prefix_store import PrefixStore
 from worker.engine.sequence import Attempt, Sequence
 
 
 class PartitionedMemory:
     """Gives out slots, and the beginnings of prompts that slots hold already."""
 
-    def __init__(self, limits: Limits, *, chunk_tokens: int, share_prefixes: bool) -> None:
+    def __init__(self, limits: Limits, *, chunk_tokens: int, share_prefixes: bool, store_bytes: int = 0) -> None:
         #: Sequences by slot; a guided one and its negative prompt's are two.
         self.running: dict[int, tuple[Attempt, Sequence]] = {}
         self.copied_tokens = 0
@@ -25,6 +26,7 @@ class PartitionedMemory:
         self._movable = limits.can_trim and limits.spare_slots > 0
         self._slots = limits.slots
         self._cache = PrefixCache(chunk_tokens)
+        self._store = PrefixStore(store_bytes // limits.cell_bytes if self._share else 0)
         #: Slots without a sequence, the one freed longest ago first.
         self._free: dict[int, None] = dict.fromkeys(range(limits.slots + limits.spare_slots))
         self._operations: list[Operation] = []
@@ -86,6 +88,8 @@ class PartitionedMemory:
     def _assign(self, attempt: Attempt, sequence: Sequence) -> None:
         slot, kept = self._choose(sequence, share=self._share and not attempt.exclusive and sequence.saved is None)
         del self._free[slot]
+        if self._cache.held(slot) > kept:
+            self._store_prefix(slot)
         self._cache.enter(slot, sequence.tokens, kept)
         self._operations.append(Trim(slot, kept))
         if sequence.saved is None:
@@ -130,6 +134,9 @@ class PartitionedMemory:
     def lose_cells(self) -> None:
         """The context is new and empty: everybody reads from the start again."""
         self._cache.clear()
+        # What was to be done to them is moot; what is kept in host memory is still there.
+        self._operations = [operation for operation in self._operations if isinstance(operation, Drop)]
+        self._operations += [Drop(holder) for holder in self._store.clear()]
         for _, sequence in self.running.values():
             sequence.read = sequence.cached = 0
 
@@ -148,7 +155,7 @@ class PartitionedMemory:
             following = self._shareable_chunk(sequence, match.tokens)
             if any(self._reads_next(slot, match.tokens, following, attempt) for slot in match.slots):
                 return True  # it goes on reading the same text: copy once, when it has read all of it
-            self._copy(min(match.slots), sequence, match.tokens)
+            self._copy(max(match.slots), sequence, match.tokens)
         chunk = self._shareable_chunk(sequence, sequence.read)
         if chunk is None:
             return False
@@ -173,11 +180,32 @@ class PartitionedMemory:
 
     def _copy(self, source: int, sequence: Sequence, tokens: int) -> None:
         assert sequence.slot is not None
-        self._operations.append(Copy(source, sequence.slot, tokens))
+        if source >= 0:
+            self._operations.append(Copy(source, sequence.slot, tokens))
+        else:  # nobody but the store has it
+            self._store.touch(source)
+            load = Load(sequence.slot, source, keep=True)
+            self._operations += [Trim(sequence.slot, 0), load, Trim(sequence.slot, tokens)]
         self._cache.enter(sequence.slot, sequence.tokens, tokens)
         self.copied_tokens += tokens - sequence.read
         sequence.cached += tokens - sequence.read
         sequence.read = tokens
+
+    def _store_prefix(self, slot: int) -> None:
+        """Keep in host memory what a slot holds before somebody else gets it, unless it is to be had elsewhere."""
+        held = self._cache.held(slot)
+        if not self._cache.alone(slot):
+            return
+        gone = self._store.make_room(held)
+        if gone is None:
+            return
+        for holder in gone:
+            self._cache.forget(holder)
+            self._operations.append(Drop(holder))
+        holder = -1 - next(self._keys)
+        self._operations += [Trim(slot, held), Save(slot, holder)]
+        self._cache.hand_over(slot, holder)
+        self._store.add(holder, held)
 
     # ---- order
 
@@ -211,6 +239,7 @@ class PartitionedMemory:
     def _move(self, source: int, target: int) -> None:
         attempt, sequence = self.running.pop(source)
         del self._free[target]
+        self._store_prefix(target)
         self._free[source] = None  # its cells stay, and what is known of them
         self._operations.append(Copy(source, target, sequence.read))
         self._cache.enter(target, sequence.tokens, self._cache.held(source))

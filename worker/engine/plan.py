@@ -41,10 +41,11 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Give an empty slot the cells that were kept under a key, and forget the copy."""
+    """Give an empty slot the cells that were kept under a key; forget the copy unless it is to be kept."""
 
     slot: int
     key: int
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,8 @@ class Limits(NamedTuple):
     spare_slots: int = 0
     #: The cells are one pool (the unified layout): `cells_per_slot` is then the whole pool.
     shared_cells: bool = False
+    #: Host memory that a cell takes when it is set aside or stored.
+    cell_bytes: int = 1
 
 
 class Engine(Protocol):

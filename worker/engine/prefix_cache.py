@@ -79,6 +79,19 @@ class PrefixCache:
         """Whether some slot holds this chunk behind what the slot holds."""
         return chunk in self._tips.get(slot, self._root).children
 
+    def hand_over(self, slot: int, holder: int) -> None:
+        """Another holder has what the slot has; the slot is about to change."""
+        node: _Node | None = self._tips[slot]
+        self._tips[holder] = self._tips[slot]
+        while node is not None and node is not self._root:
+            node.slots.add(holder)
+            node = node.parent
+        self.forget(slot)
+
+    def alone(self, slot: int) -> bool:
+        """Whether nobody else holds all that the slot holds."""
+        return slot in self._tips and len(self._tips[slot].slots) == 1
+
     def forget(self, slot: int) -> None:
         """The slot's cells are about to change."""
         node: _Node | None = self._tips.pop(slot, None)

@@ -35,7 +35,7 @@ class JobPreparer:
         self._max_seconds = settings.max_job_seconds
         self._unified = settings.memory == "unified"
         self._reproducible = reproducible
-        self._prompts = PromptBuilder(model, settings.cells_per_job)
+        self._prompts = PromptBuilder(model, settings.cells_per_job, shared_cells=self._unified)
 
     def piece(self, token: int) -> bytes:
         """A token's bytes."""

@@ -44,9 +44,9 @@ class Prepared:
 class PromptBuilder:
     """Prepares jobs for one model; `slot_tokens` is what a slot holds, prompt and output together. Any thread."""
 
-    def __init__(self, model: LlamaModel, slot_tokens: int) -> None:
+    def __init__(self, model: LlamaModel, slot_tokens: int, *, shared_cells: bool = False) -> None:
         self._model = model
-        self._slot_tokens = slot_tokens
+        self._slot_tokens, self._shared_cells = slot_tokens, shared_cells
         self._formatter: Jinja2ChatFormatter | None = None
         self._why_no_template = "this model has no chat template; send `prompt` in place of `messages`"
         if model.chat_template is not None:
@@ -64,12 +64,14 @@ class PromptBuilder:
         prompts = [self._tokens(job.prompt, job.messages, job.chat_template_kwargs)]
         if job.guidance is not None and job.guidance.scale != 1.0:
             prompts.append(self._negative(job, job.guidance.negative_prompt))
+        # A guided pair that shares one pool of cells has half of it for each.
+        cells = self._slot_tokens // len(prompts) if self._shared_cells else self._slot_tokens
         if job.truncate == "left":
-            prompts = [self._cut(tokens, job.max_tokens) for tokens in prompts]
+            prompts = [self._cut(tokens, cells, job.max_tokens) for tokens in prompts]
         longest = max(len(tokens) for tokens in prompts)
-        room = self._slot_tokens - longest
+        room = cells - longest
         if room < 1:
-            raise PromptTooLong(longest, self._slot_tokens)
+            raise PromptTooLong(longest, cells)
         max_tokens = room if job.max_tokens is None else min(job.max_tokens, room)
         negative = prompts[1] if len(prompts) > 1 else None
         return Prepared(prompts[0], negative, max_tokens, tuple(job.stop), job_grammar(job, self._model))
@@ -103,10 +105,10 @@ class PromptBuilder:
         system = Message(role="system", content=negative_prompt)
         return self._tokens(None, [system, *others], job.chat_template_kwargs)
 
-    def _cut(self, tokens: list[int], max_tokens: int | None) -> list[int]:
+    def _cut(self, tokens: list[int], cells: int, max_tokens: int | None) -> list[int]:
         """Drop the beginning, but for BOS, so that `max_tokens` fit behind, or a quarter of the slot."""
-        wanted = self._slot_tokens // 4 if max_tokens is None else min(max_tokens, self._slot_tokens - 1)
-        kept = max(1, self._slot_tokens - wanted)
+        wanted = cells // 4 if max_tokens is None else min(max_tokens, cells - 1)
+        kept = max(1, cells - wanted)
         if len(tokens) <= kept:
             return tokens
         if tokens[0] == self._model.bos and kept > 1:

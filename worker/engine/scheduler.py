@@ -32,13 +32,16 @@ class Scheduler:
         chunk_tokens: int,
         prefill_tokens: int,
         share_prefixes: bool = True,
+        store_bytes: int = 0,
     ) -> None:
         self.counters = Counters()
         self._limits = limits
         self._vocabulary = vocabulary
         self._chunk_tokens = chunk_tokens
         self._prefill_tokens = min(prefill_tokens, limits.batch_tokens)
-        self._memory = make_memory(limits, chunk_tokens=chunk_tokens, share_prefixes=share_prefixes)
+        self._memory = make_memory(
+            limits, chunk_tokens=chunk_tokens, share_prefixes=share_prefixes, store_bytes=store_bytes
+        )
         self._attempts: dict[str, Attempt] = {}
         self._waiting = WaitingRoom(self._memory)
         self._retired: list[Sequence] = []
@@ -180,7 +183,7 @@ class Scheduler:
         self._take_stock()
 
     def _take_stock(self) -> None:
-        running = [sequence for _, sequence in self._memory.running.values()]
+        running = list(self._memory.running.values())
         unfinished = sum(len(attempt.unfinished) for attempt in self._attempts.values())
         self.counters.take_stock(running, unfinished)
 

@@ -64,7 +64,8 @@ class UnifiedMemory(PartitionedMemory):
         super()._vacate(sequence)
 
 
-def make_memory(limits: Limits, *, chunk_tokens: int, share_prefixes: bool) -> PartitionedMemory:
+def make_memory(limits: Limits, *, chunk_tokens: int, share_prefixes: bool, store_bytes: int) -> PartitionedMemory:
     """The policy for the engine's layout of cells."""
-    policy = UnifiedMemory if limits.shared_cells else PartitionedMemory
-    return policy(limits, chunk_tokens=chunk_tokens, share_prefixes=share_prefixes)
+    if limits.shared_cells:
+        return UnifiedMemory(limits, chunk_tokens=chunk_tokens, share_prefixes=share_prefixes)
+    return PartitionedMemory(limits, chunk_tokens=chunk_tokens, share_prefixes=share_prefixes, store_bytes=store_bytes)

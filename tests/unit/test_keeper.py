@@ -1,0 +1,40 @@
+"""When an engine counts as wedged."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from worker.keeper import _Silence
+
+
+class Runner:
+    """An engine thread's last sign of life."""
+
+    progress_at = 0.0
+
+
+def test_an_engine_that_answers_is_never_silent() -> None:
+    runner = Runner()
+    silence = _Silence(cast(Any, runner), 5.0)
+    start = silence._looked
+
+    for number in range(1, 5):
+        runner.progress_at = number
+        assert silence.look(start + 5.0 * number) == 0.0
+
+
+def test_silence_adds_up_and_ends_with_the_first_step() -> None:
+    runner = Runner()
+    silence = _Silence(cast(Any, runner), 5.0)
+    start = silence._looked
+
+    assert [silence.look(start + 5.0 * number) for number in (1, 2, 3)] == [5.0, 10.0, 15.0]
+    runner.progress_at = 1.0
+    assert silence.look(start + 20.0) == 0.0
+
+
+def test_time_in_which_nobody_looked_is_not_the_engines() -> None:
+    """The whole process was stopped, or the keeper waited for Redis, and nobody asked an idle engine for a sign."""
+    silence = _Silence(cast(Any, Runner()), 5.0)
+
+    assert silence.look(silence._looked + 1_000.0) == 10.0
