@@ -48,6 +48,8 @@ class Story:
     stop: tuple[str, ...] = ()
     negative_tokens: int = 0
     exclusive: bool = False
+    #: Some cells are computed with an adapter, and are of no use to those without it.
+    adapted: bool = False
     #: It is ended so many steps after it came.
     ended_after: int | None = None
     end_reason: EndReason = "cancelled"
@@ -69,6 +71,7 @@ STORIES = st.builds(
     stop=st.sampled_from([(), (), ("a",), ("bc", "c"), ("é",)]),
     exclusive=st.sampled_from([False, False, False, True]),
     negative_tokens=st.sampled_from([0, 0, 0, 3, 17]),
+    adapted=st.sampled_from([False, False, True]),
     ended_after=st.none() | st.integers(0, 20),
     end_reason=st.sampled_from(["cancelled", "failed", "handed_back", "dropped", "timeout"]),
 )
@@ -97,6 +100,7 @@ def job(number: int, story: Story) -> tuple[Attempt, list[FakeSampler]]:
             stop=story.stop,
             sampler=sampler,
             negative=negative,
+            adapters=(("one", 0.5),) if story.adapted else (),
         )
         for n, sampler in enumerate(samplers)
     ]
