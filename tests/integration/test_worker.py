@@ -86,11 +86,6 @@ def state(result: AsyncResult, wanted: str) -> None:
     wait_until(lambda: result.state == wanted, f"Celery's state is {wanted}", SECONDS)
 
 
-def wait_for_slots(app: Celery) -> None:
-    """Return when the worker has nothing to do."""
-    wait_until(lambda: figures(app)["active"] == 0, "all slots are free", SECONDS)
-
-
 def figures(app: Celery) -> dict[str, Any]:
     """The pool's part of `inspect stats`."""
     answer = wait_until(lambda: app.control.inspect(timeout=2.0).stats(), "the worker answers")
