@@ -38,6 +38,11 @@ class EngineRequest(Request):  # type: ignore[misc]
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
         """Answer a cold shutdown: nothing, since the pool hands its jobs back as it stops."""
 
+    def let_go(self) -> None:
+        """Forget the message without acknowledging it: it comes back when its lease lapses."""
+        celery_state.task_ready(self)
+        self.message.channel.qos.let_go(self.message.delivery_tag)
+
     def conclude_revoked(self, pool: Any) -> None:
         """Announce the revocation, store REVOKED, acknowledge: all that stock Celery does."""
         if self.time_start is None:
@@ -111,7 +116,10 @@ class Delivery:
         """Give the outcome to Celery: the state is stored, the event is sent, the message is acknowledged."""
         assert self.outcome is not None
         result = self.outcome.result
-        if self.outcome.kind == "handed_back":
+        if self.outcome.kind == "dropped":
+            # Whoever has the job may have lost its own message: if that worker dies, this one brings the job back.
+            self.request.let_go()
+        elif self.outcome.kind == "handed_back":
             celery_state.task_ready(self.request)
             self.request.reject(requeue=True)
         elif result is not None and result.status == "cancelled":
@@ -131,7 +139,7 @@ class Delivery:
     @property
     def needs_tracer(self) -> bool:
         """Whether Celery's tracer stores the outcome; a revocation and a hard time limit are stored by the request."""
-        if self.outcome is None or self.outcome.kind == "handed_back" or self.hit_hard_limit:
+        if self.outcome is None or self.outcome.kind != "ended" or self.hit_hard_limit:
             return False
         return self.outcome.result is None or self.outcome.result.status != "cancelled"
 
