@@ -12,6 +12,7 @@ import pytest
 
 from producer.results import Choice, Result
 from worker.delivery import Deliveries, Delivery
+from worker.guests import Guests
 from worker.outcome import DROPPED, FENCED, HANDED_BACK, Outcome
 from worker.pool import EnginePool
 
@@ -52,9 +53,6 @@ class Message:
     def on_success(self, answer: tuple[Any, Any, float]) -> None:
         self.done.append(f"succeeded: {answer[1]}")
 
-    def let_go(self) -> None:
-        self.done.append("let go")
-
     def acknowledge(self) -> None:
         self.done.append("acknowledged")
 
@@ -69,7 +67,7 @@ class Wings:
 
     def __init__(self) -> None:
         self.deliveries = Deliveries()
-        self.guests = SimpleNamespace(left=lambda _held: None)
+        self.guests = Guests(places=1, most=0)
         self.admitted: list[Delivery] = []
         self.outcome: Outcome | None = None
 
@@ -176,7 +174,7 @@ def test_a_job_that_the_ledger_refuses_is_claimed_again_before_its_message_goes(
     assert message.done == ["started"]
 
     stage.end(DROPPED)
-    assert message.done == ["started", "let go"]
+    assert message.done == ["started", "succeeded: value"]
 
 
 def test_a_message_that_comes_while_the_job_runs_is_adopted(stage: Stage) -> None:
