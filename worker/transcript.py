@@ -14,8 +14,9 @@ from producer.events import encode_event
 from producer.ledger import Emission
 from producer.replay import Delivered
 from producer.results import Choice, EndStatus, FinishReason, Result, Timings, TokenLogprob, Usage
-from worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text
+from worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text, Vector
 from worker.engine.plan import Sampled
+from worker.engine.preparation import Preparation
 
 #: What ended a choice that the engine never saw, or did not see to its end.
 _UNFINISHED: dict[EndReason, FinishReason] = {"cancelled": "cancelled", "timeout": "timeout"}
@@ -50,6 +51,8 @@ class Transcript:
     reproducible: bool | None = None
     logprobs: bool = False
     choices: list[TranscriptChoice] = field(default_factory=lambda: [TranscriptChoice()])
+    #: Of an embedding job: its texts' vectors, in order. They are in the result alone, not in events.
+    vectors: list[list[float]] = field(default_factory=list)
     #: Number of the last event; continues over attempts.
     seq: int = 0
     #: Whether an earlier attempt has said that the job has started: readers see a pause, not a restart.
@@ -67,11 +70,11 @@ class Transcript:
         for index, choice in so_far.choices.items():
             self.choices[index] = TranscriptChoice([choice.text], len(choice.tokens), list(choice.logprobs))
 
-    def describe(self, *, choices: int, prompt_tokens: int, seed: int, reproducible: bool, logprobs: bool) -> None:
+    def describe(self, prepared: Preparation[Any]) -> None:
         """Take note of what is known once the job is prepared."""
-        self._have_choices(choices)
-        self.prompt_tokens, self.seed = prompt_tokens, seed
-        self.reproducible, self.logprobs = reproducible, logprobs
+        self._have_choices(prepared.choices)
+        self.prompt_tokens, self.seed = prepared.prompt_tokens, prepared.seed
+        self.reproducible, self.logprobs = prepared.reproducible, prepared.logprobs
 
     def _have_choices(self, count: int) -> None:
         self.choices += [TranscriptChoice() for _ in range(count - len(self.choices))]
@@ -91,6 +94,9 @@ class Transcript:
                 case Read():
                     fields = {"read_tokens": output.read_tokens, "prompt_tokens": self.prompt_tokens}
                     events.append(self._event("progress", fields))
+                case Vector():
+                    # nine digits are what tells two neighbours among such numbers apart
+                    self.vectors.append([float(f"{value:.9g}") for value in output.values.tolist()])
                 case Ended():
                     pass
         self._flush(pending, events)
@@ -185,6 +191,7 @@ class Transcript:
             id=self.job_id,
             status=self._status(ended),
             choices=choices,
+            embeddings=self.vectors if self.vectors and ended.reason == "done" else None,
             usage=Usage(
                 prompt_tokens=self.prompt_tokens,
                 completion_tokens=sum(choice.tokens for choice in self.choices),
