@@ -215,7 +215,7 @@ def _mark_started(app: Celery) -> Callable[[Delivery], None]:
 
     def mark_started(delivery: Delivery) -> None:
         try:
-            app.backend.store_result(delivery.job_id, meta, "STARTED")
+            app.backend.store_started(delivery.job_id, meta)
         except Exception as error:  # nice to know, but no reason not to run the job
             logger.warning("job %s has started, but Celery's state could not be stored: %s", delivery.job_id, error)
 

@@ -10,6 +10,8 @@ import llama_cpp.llama_cpp as lib
 import pytest
 
 from worker.engine.model import LlamaModel, route_llama_log
+from worker.models import resolve_model
+from worker.settings import WorkerSettings
 
 KINDS = {
     "Q4_1": None,
@@ -34,4 +36,12 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         assert lib.llama_model_quantize(str(path).encode(), str(target).encode(), params) == 0
         path = target
     with LlamaModel(path) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="session")
+def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
+    """The model as the demo runs it."""
+    settings = WorkerSettings(model="demo", cache_dir=tmp_path_factory.mktemp("demo"))
+    with LlamaModel(resolve_model(settings)) as loaded:
         yield loaded

@@ -36,18 +36,21 @@ PURE = {
     "worker/engine/detokenizer.py",
     "worker/engine/embedding.py",
     "worker/engine/gbnf.py",
+    "worker/engine/json_grammar.py",
     "worker/engine/memory.py",
     "worker/engine/outputs.py",
+    "worker/engine/patterns.py",
     "worker/engine/plan.py",
     "worker/engine/prefix_cache.py",
     "worker/engine/prefix_store.py",
+    "worker/engine/ranges.py",
     "worker/engine/scheduler.py",
     "worker/engine/schema.py",
     "worker/engine/sequence.py",
     "worker/engine/unified.py",
     "worker/engine/waiting.py",
 }
-#: The only ones that know llama.cpp: its functions, and llama-cpp-python's helpers for templates and schemas.
+#: The only ones that know llama.cpp: its functions, and llama-cpp-python's helpers for templates.
 LLAMA = {
     "worker/engine/batch.py",
     "worker/engine/candidates.py",
@@ -57,7 +60,6 @@ LLAMA = {
     "worker/engine/model.py",
     "worker/engine/sampling.py",
     "worker/engine/prompt.py",
-    "worker/engine/grammar.py",
     "worker/models.py",  # re-quantises the demo's model
 }
 #: The only ones that import the composition root, which imports everything.

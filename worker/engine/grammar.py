@@ -6,12 +6,10 @@ import json
 from functools import lru_cache
 from typing import Any
 
-from llama_cpp.llama_grammar import json_schema_to_gbnf
-
 from producer.jobs import GenerateJob
 from worker.engine.gbnf import check_gbnf
+from worker.engine.json_grammar import schema_grammar
 from worker.engine.model import LlamaModel
-from worker.engine.schema import mend, normalise
 from worker.errors import BadGrammar
 
 _JSON_OBJECT = json.dumps({"type": "object"})
@@ -32,10 +30,10 @@ def job_grammar(job: GenerateJob, model: LlamaModel) -> str | None:
 @lru_cache(maxsize=256)
 def _from_schema(schema: str) -> str:
     try:
-        grammar = mend(json_schema_to_gbnf(json.dumps(normalise(json.loads(schema)))))
-    except BadGrammar:
-        raise
-    except Exception as error:  # the converter raises AssertionError, KeyError, AttributeError
+        grammar = schema_grammar(json.loads(schema))
+    except RecursionError as error:
+        raise BadGrammar("the JSON schema is nested too deeply") from error
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:  # a keyword's value is of no use
         raise BadGrammar(f"the JSON schema cannot be made into a grammar: {_one_line(error)}") from error
     check_gbnf(grammar, _no_token)
     return grammar
