@@ -217,7 +217,13 @@ class Admission:
         job = parse_job(delivery.task, body)
         tokens = {choice: said.tokens for choice, said in so_far.choices.items()}
         prepared = self._preparer.prepare(delivery.job_id, claim.attempt, job, tokens, delivery.limit_seconds)
-        transcript.describe(prepared)
+        transcript.describe(
+            choices=prepared.choices,
+            prompt_tokens=prepared.prompt_tokens,
+            seed=prepared.seed,
+            reproducible=prepared.reproducible,
+            logprobs=prepared.logprobs,
+        )
         return prepared
 
     def _cancel(self, job_id: str) -> None:

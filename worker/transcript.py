@@ -16,7 +16,6 @@ from producer.replay import Delivered
 from producer.results import Choice, EndStatus, FinishReason, Result, Timings, TokenLogprob, Usage
 from worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text, Vector
 from worker.engine.plan import Sampled
-from worker.engine.preparation import Preparation
 
 #: What ended a choice that the engine never saw, or did not see to its end.
 _UNFINISHED: dict[EndReason, FinishReason] = {"cancelled": "cancelled", "timeout": "timeout"}
@@ -73,11 +72,13 @@ class Transcript:
         for index, choice in so_far.choices.items():
             self.choices[index] = TranscriptChoice([choice.text], len(choice.tokens), list(choice.logprobs))
 
-    def describe(self, prepared: Preparation[Any]) -> None:
+    def describe(
+        self, *, choices: int, prompt_tokens: int, seed: int | None, reproducible: bool | None, logprobs: bool
+    ) -> None:
         """Take note of what is known once the job is prepared."""
-        self._have_choices(prepared.choices)
-        self.prompt_tokens, self.seed = prepared.prompt_tokens, prepared.seed
-        self.reproducible, self.logprobs = prepared.reproducible, prepared.logprobs
+        self._have_choices(choices)
+        self.prompt_tokens, self.seed = prompt_tokens, seed
+        self.reproducible, self.logprobs = reproducible, logprobs
 
     def _have_choices(self, count: int) -> None:
         self.choices += [TranscriptChoice() for _ in range(count - len(self.choices))]

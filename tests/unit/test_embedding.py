@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from producer.events import parse_event
+from producer.results import Result
 from worker.engine.embedding import EmbedAttempt, EmbedScheduler, shape
 from worker.engine.outputs import Began, Ended, Output, Text, Vector
 from worker.engine.plan import Call, CallError, CallResult, Limits, Plan, Values
+from worker.transcript import Transcript
 
 LIMITS = Limits(slots=4, cells_per_slot=10, batch_tokens=20, can_trim=False)
 BROKEN = CallError("it broke", cells_lost=False)
@@ -162,6 +165,30 @@ def kept(vector: Values, dimensions: int | None, *, normalize: bool) -> Values:
     shaped = shape(vector, dimensions, normalize=normalize)
     assert shaped is not None
     return shaped
+
+
+def test_vectors_are_in_the_result_to_the_last_bit_and_in_no_event() -> None:
+    numbers = np.random.default_rng(0).standard_normal((2, 500)).astype(np.float32)
+    transcript = Transcript("j", 1, attempts=1, worker="w", model="m", piece=lambda _: b"")
+    outputs = [Began("j", 1, 0), *(Vector("j", 1, index, vector) for index, vector in enumerate(numbers))]
+
+    emission = transcript.write([*outputs, Text("j", 1, 0, "", (), "stop")])
+    _, event, result = transcript.end(Ended("j", 1, "done"))
+
+    assert [parse_event(event).type for _, event in emission.events] == ["started"]
+    assert "embeddings" not in event
+    read = Result.model_validate_json(result.model_dump_json())
+    assert np.array_equal(np.array(read.embeddings, dtype=np.float32), numbers)
+    assert (read.status, read.text) == ("completed", "")
+
+
+def test_a_job_that_was_cut_has_no_vectors() -> None:
+    transcript = Transcript("j", 1, attempts=1, worker="w", model="m", piece=lambda _: b"")
+    transcript.write([Began("j", 1, 0), Vector("j", 1, 0, values(1.0)), Text("j", 1, 0, "", (), "timeout")])
+
+    _, _, result = transcript.end(Ended("j", 1, "timeout"))
+
+    assert (result.status, result.finish_reason, result.embeddings) == ("incomplete", "timeout", None)
 
 
 @given(
