@@ -91,6 +91,11 @@ class Delivery:
     answer: TracerAnswer | None = None
 
     @property
+    def task(self) -> str:
+        """The task's name."""
+        return str(self.arguments[0])
+
+    @property
     def wire_job(self) -> tuple[str, int]:
         """The job's body and priority as the message has them; whatever is wrong with them is found after the claim."""
         request = self.arguments[2]
