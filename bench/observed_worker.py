@@ -7,7 +7,6 @@ with one JSON object of all counts so far. The clocks cost about 2 us a call. Th
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 import time
@@ -112,11 +111,10 @@ class ObservedEngine(LlamaEngine):
 
 
 class ObservedScheduler(Scheduler):
-    """Counts planning and committing; with the environment's word, shares no prefixes."""
+    """Counts planning and committing."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        share = os.environ.get("BENCH_SHARE_PREFIXES", "1") == "1"
-        super().__init__(*args, **options, share_prefixes=share)
+        super().__init__(*args, **options)
         self.plan = book.timed("plan", self.plan)  # type: ignore[method-assign]
         self.commit = book.timed("commit", self.commit)  # type: ignore[method-assign]
         book.scheduler = self

@@ -46,7 +46,7 @@ def shared(setting: Setting) -> dict[str, Any]:
     with ExitStack() as stack:
         ours = stack.enter_context(worker(stack.enter_context(server()), setting.path, slots, threads=setting.threads))
         alone = stack.enter_context(
-            worker(stack.enter_context(server()), setting.path, slots, threads=setting.threads, share=False)
+            worker(stack.enter_context(server()), setting.path, slots, threads=setting.threads, share_prefixes=False)
         )
         sides: dict[str, Callable[[], float]] = {
             "sharing": lambda: queue.run(ours, fresh()).seconds,

@@ -124,19 +124,15 @@ class Worker:
 
 @contextmanager
 def worker(
-    url: str, model: Path, slots: int, *, observed: bool = False, share: bool = True, threads: int = 0, **options: Any
+    url: str, model: Path, slots: int, *, observed: bool = False, threads: int = 0, **options: Any
 ) -> Iterator[Worker]:
     """A worker that has run its first job; an observed one counts where the time goes and answers `snapshot`."""
-    module = "bench.observed_worker" if observed or not share else "worker.cli"
+    module = "bench.observed_worker" if observed else "worker.cli"
     command = [sys.executable, "-m", module, "start", "--model", str(model), "--slots", str(slots)]
     command += ["--threads", str(threads), "--log-level", "warning"]
     for name, value in options.items():
         command += [f"--{name.replace('_', '-')}", str(value)]
-    environment = {
-        "CELERY_LLAMA_REDIS_URL": url,
-        "CELERY_LLAMA_NAMESPACE": NAMESPACE,
-        "BENCH_SHARE_PREFIXES": str(int(share)),
-    }
+    environment = {"CELERY_LLAMA_REDIS_URL": url, "CELERY_LLAMA_NAMESPACE": NAMESPACE}
     settings = Settings(redis_url=url, namespace=NAMESPACE)
     with (
         tempfile.TemporaryDirectory(prefix="bench-worker-") as folder,
@@ -144,7 +140,7 @@ def worker(
         Client(settings=settings) as client,
     ):
         log = Path(folder) / "log"
-        with process(command, log, environment, talks=module != "worker.cli") as child:
+        with process(command, log, environment, talks=observed) as child:
             pattern = f"{settings.names.lease_prefix}*"
             wait_for(lambda: bool(connection.keys(pattern)), child, "the worker", log)
             client.submit(prompt="Hello", max_tokens=4, temperature=0.0).result(timeout=_READY_SECONDS)

@@ -42,6 +42,8 @@ def make_app(settings: Settings, *, reads_results: bool = True) -> Celery:
         redis_socket_timeout=settings.redis_timeout_seconds,
         redis_socket_keepalive=True,
         broker_connection_retry_on_startup=True,
+        # However long the server is away: what runs here goes on meanwhile.
+        broker_connection_max_retries=None,
         # One message a slot: what a worker holds, it runs.
         worker_prefetch_multiplier=1,
         worker_send_task_events=True,

@@ -17,6 +17,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_GRAMMAR_CHARACTERS = 65_536
 MAX_CHOICES = 64
+MAX_ADAPTERS = 8
 MAX_TOP_LOGPROBS = 20
 #: llama.cpp reads 0xFFFFFFFF as "choose at random", so a seed that is to be reproduced stays below it.
 MAX_SEED = 0xFFFF_FFFE
@@ -27,6 +28,7 @@ Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Count = Annotated[int, Field(ge=0, le=MAX_INT)]
 Seconds = Annotated[float, Field(gt=0.0, le=MAX_SECONDS)]
+AdapterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 
@@ -90,6 +92,14 @@ class Guidance(_Strict):
     negative_prompt: str = Field(min_length=1)
     #: 1 is no guidance; larger repels more.
     scale: float = Field(default=1.5, ge=0.0, le=100.0)
+
+
+class LoraAdapter(_Strict):
+    """One of the worker's LoRA adapters, and how strongly it is applied."""
+
+    name: AdapterName
+    #: 0 is without it.
+    scale: float = Field(default=1.0, ge=-100.0, le=100.0)
 
 
 class QueueOptions(_Strict):
@@ -165,6 +175,7 @@ class GenerateJob(QueueOptions):
     grammar: str | None = Field(default=None, min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)
 
     # model
+    lora: Annotated[list[LoraAdapter], Field(max_length=MAX_ADAPTERS)] = Field(default_factory=list)
     #: "require": the job runs so that its output does not depend on its neighbours, alone if it must.
     reproducible: Literal["require"] | None = None
 
@@ -180,6 +191,8 @@ class GenerateJob(QueueOptions):
             raise ValueError("top_logprobs needs logprobs: true")
         if self.grammar is not None and self.response_format.type != "text":
             raise ValueError("give either grammar or response_format")
+        if len({adapter.name for adapter in self.lora}) < len(self.lora):
+            raise ValueError("lora: an adapter may be named once")
         return self
 
     def body(self) -> dict[str, Any]:

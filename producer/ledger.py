@@ -118,7 +118,16 @@ class Ledger:
         return Operation(
             Script.load("claim"),
             [self.names.job(job_id), self.names.open, self.names.expiring],
-            [job_id, owner, self.names.lease_prefix, body, priority, self.lease_seconds, uuid4().hex],
+            [
+                job_id,
+                owner,
+                self.names.lease_prefix,
+                body,
+                priority,
+                self.lease_seconds,
+                uuid4().hex,
+                self.result_ttl_seconds,
+            ],
             _parse_claim,
         )
 

@@ -41,7 +41,10 @@ class Names:
 
     @property
     def open(self) -> str:
-        """Sorted set: jobs that have not ended, scored by when somebody last vouched for them (Unix seconds)."""
+        """Sorted set: jobs that need a worker, scored by when somebody last vouched for them (Unix seconds).
+
+        Those that have not ended, and those that were ended without one, until a worker has told Celery.
+        """
         return f"{self.namespace}:open"
 
     @property

@@ -26,8 +26,8 @@ from worker.engine.plan import (
 VOCABULARY = 251
 #: A fiftieth of the tokens, so that texts of some length often end by themselves.
 FIRST_END_TOKEN = 246
-#: A cell: the token, and how many tokens were computed with it, which in a real engine decides its rounding.
-Cell = tuple[int, int]
+#: A cell: the token, how many tokens were computed with it, which in a real engine decides its rounding, and how.
+Cell = tuple[object, ...]
 
 
 class FakeVocabulary:
@@ -106,7 +106,7 @@ class FakeEngine:
             case Load(slot, key, keep):
                 assert not self.cells[slot], "cells are brought back into an empty slot"
                 cells = self.saved[key] if keep else self.saved.pop(key)
-                self.cells[slot] = [(token, rounding) for token, rounding in cells]
+                self.cells[slot] = [(*cell,) for cell in cells]
             case Drop(key):
                 del self.saved[key]
 
@@ -114,12 +114,13 @@ class FakeEngine:
         assert sum(len(piece.tokens) for piece in call) <= self.limits.batch_tokens
         assert len({piece.slot for piece in call}) == len(call), "a slot has one piece in a call"
         assert len({len(piece.tokens) for piece in call}) == 1, "all pieces of a call have the same length"
+        assert len({piece.adapters for piece in call}) == 1, "all pieces of a call have the same adapters"
         result = CallResult()
         for piece in call:
             cells = self.cells[piece.slot]
             assert piece.start == len(cells), "a piece begins where its slot's cells end"
             assert piece.tokens, "a piece has a token"
-            cells += [(token, len(piece.tokens) * self._rounding) for token in piece.tokens]
+            cells += [(token, len(piece.tokens) * self._rounding, *piece.adapters) for token in piece.tokens]
             assert len(cells) <= self.limits.cells_per_slot
         if self.limits.shared_cells:
             # A cell that was copied is still the same cell.

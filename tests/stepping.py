@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ from producer.results import JobError
 from tests.fakes import FakeEngine, FakeSampler, FakeVocabulary
 from worker.engine.detokenizer import Detokenizer
 from worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text
-from worker.engine.plan import Limits, Piece, Plan
+from worker.engine.plan import Adapters, Engine, Limits, Piece, Plan
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Attempt, Sequence
 
@@ -25,12 +25,15 @@ def sequence(
     stop: Iterable[str] = (),
     sampler: FakeSampler | None = None,
     negative: Tokens[int] = (),
+    adapters: Adapters = (),
 ) -> Sequence:
     """A text that begins with this prompt, led away from a negative one if there is one."""
     parts = sampler or FakeSampler(), Detokenizer(stop)
     text = Sequence(choice, list(prompt), len(prompt), max_tokens, *parts)
     if negative:
         text.guide = Sequence(choice, list(negative), len(negative), max_tokens, *parts, guided=text)
+    for part in text.parts:
+        part.adapters = adapters
     return text
 
 
@@ -175,3 +178,30 @@ def rows_of(plan: Plan) -> list[Piece]:
 def chunks_of(plan: Plan) -> list[Piece]:
     """The parts of prompts that a plan reads."""
     return [piece for call in plan.calls for piece in call if len(piece.tokens) > 1 or not piece.wants_logits]
+
+
+def tokens_of_jobs(
+    scheduler: Scheduler,
+    engine: Engine,
+    arrivals: Callable[[int], Iterable[Attempt]],
+    last_arrival: int,
+    ends: Callable[[int], Iterable[str]] = lambda _step: (),
+) -> dict[str, dict[int, list[int]]]:
+    """Step a real engine until all jobs that arrive have ended; the tokens of every job's choices."""
+    tokens: dict[str, dict[int, list[int]]] = {}
+    step = 0
+    while step <= last_arrival or not scheduler.idle:
+        outputs = [output for attempt in arrivals(step) for output in scheduler.add(attempt)]
+        outputs += [output for job_id in ends(step) for output in scheduler.end(job_id, "cancelled")]
+        plan = scheduler.plan(0.0)
+        for call, result in zip(plan.calls, engine.execute(plan), strict=True):
+            outputs += scheduler.commit(call, result)
+        scheduler.tidy()
+        for output in outputs:
+            if isinstance(output, Text):
+                said = tokens.setdefault(output.job_id, {}).setdefault(output.choice, [])
+                said += [sampled.token for sampled in output.tokens]
+            elif isinstance(output, Ended):
+                assert output.reason in {"done", "cancelled"}, output
+        step += 1
+    return tokens

@@ -72,10 +72,7 @@ def write_tiny_model(
     if chat_template is not None:
         writer.add_chat_template(chat_template)
     _add_weights(writer, np.random.default_rng(seed), len(tokens), quantised=quantised)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    _finish(writer)
     return path
 
 
@@ -102,6 +99,33 @@ def _add_weights(writer: gguf.GGUFWriter, random: np.random.Generator, n_vocab: 
         matrix(f"blk.{layer}.ffn_down", N_EMBED, N_FEED_FORWARD, scale=2.0)
     norm("output_norm")
     matrix("output", n_vocab, N_EMBED, scale=4.0)
+
+
+def write_tiny_adapter(path: Path, *, seed: int = 0, architecture: str = "llama", quantised: bool = True) -> Path:
+    """Write a LoRA adapter of the tiny model, strong enough to change what it says."""
+    random = np.random.default_rng(1000 + seed)
+    rank = 32  # what a row of Q8_0 has at least
+    kind = gguf.GGMLQuantizationType.Q8_0 if quantised else gguf.GGMLQuantizationType.F32
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", float(rank))
+    for layer in range(N_LAYER):
+        for name, rows in (("attn_q", N_EMBED), ("ffn_down", N_EMBED), ("ffn_up", N_FEED_FORWARD)):
+            columns = N_FEED_FORWARD if name == "ffn_down" else N_EMBED
+            for part, shape in (("a", (rank, columns)), ("b", (rows, rank))):
+                weights = (random.standard_normal(shape) * 1.5 / shape[1] ** 0.5).astype(np.float32)
+                tensor = gguf.quants.quantize(weights, kind)
+                writer.add_tensor(f"blk.{layer}.{name}.weight.lora_{part}", tensor, raw_dtype=kind)
+    _finish(writer)
+    return path
+
+
+def _finish(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 @cache

@@ -28,12 +28,13 @@ from worker.backstage import Backstage
 from worker.delivery import Deliveries, Delivery
 from worker.engine.llama import LlamaEngine, LlamaModel
 from worker.engine.outputs import EndReason
+from worker.engine.plan import Adapters
 from worker.engine.preparer import JobPreparer
 from worker.engine.probe import probe
 from worker.engine.scheduler import Scheduler
 from worker.guests import Guests, consumer_step
 from worker.keeper import Keeper
-from worker.models import resolve_model
+from worker.models import load_model
 from worker.pool import EnginePool
 from worker.publisher import Publisher
 from worker.reconciler import Reconciler
@@ -54,21 +55,16 @@ def run_worker(settings: WorkerSettings) -> int:
     configure_logging(settings)
     wait_for_server(settings)
     with (
-        LlamaModel(resolve_model(settings), gpu_layers=settings.gpu_layers, name=settings.model_name) as model,
+        load_model(settings) as model,
         LlamaEngine(model, settings) as engine,
     ):
-        report = probe(engine, model.n_vocab, settings.chunk_tokens)
-        # The probe is short; in a unified memory, long texts differ where short ones do not.
-        reproducible = report.reproducible and settings.memory == "partitioned"
-        vouched = "does not depend" if reproducible else "may depend"
-        logger.info("%s: %d slots of %d cells", model.name, settings.slots, settings.ctx_per_slot)
-        logger.info("greedy output %s on who shares the batch (probed in %.1f s)", vouched, report.seconds)
+        preparer = _make_preparer(settings, model, engine)
         transport.install()
         app, outcomes = make_app(settings), tasks.Outcomes()
         backend.install(app)
         tasks.register(app, outcomes)
         tasks.register_cancel_command()
-        with _running(settings, model, engine, app, outcomes, reproducible) as backstage:
+        with _running(settings, model, engine, app, outcomes, preparer) as backstage:
             return _serve(settings, app, backstage)
 
 
@@ -89,6 +85,25 @@ def _keep_our_logging(**_: object) -> None:
     """Receiving the signal is what keeps Celery from configuring logging."""
 
 
+def _make_preparer(settings: WorkerSettings, model: LlamaModel, engine: LlamaEngine) -> JobPreparer:
+    """Find out whether output depends on who shares the batch, and make what prepares jobs."""
+
+    def vouch(adapters: Adapters) -> bool:
+        report = probe(engine, model.n_vocab, settings.chunk_tokens, adapters)
+        # The probe is short; in a unified memory, long texts differ where short ones do not.
+        reproducible = report.reproducible and settings.memory == "partitioned"
+        vouched = "does not depend" if reproducible else "may depend"
+        which = " with adapters" if adapters else ""
+        logger.info("greedy output%s %s on who shares the batch (probed in %.1f s)", which, vouched, report.seconds)
+        return reproducible
+
+    logger.info("%s: %d slots of %d cells", model.name, settings.slots, settings.ctx_per_slot)
+    reproducible = vouch(())
+    # Adapters are float matrices as a rule, and those are computed differently in company.
+    with_lora = bool(model.adapters) and vouch(tuple(sorted((name, 1.0) for name in model.adapters)))
+    return JobPreparer(model, settings, reproducible=reproducible, reproducible_with_lora=with_lora)
+
+
 @contextmanager
 def _running(
     settings: WorkerSettings,
@@ -96,14 +111,13 @@ def _running(
     engine: LlamaEngine,
     app: Celery,
     outcomes: tasks.Outcomes,
-    reproducible: bool,
+    preparer: JobPreparer,
 ) -> Iterator[Backstage]:
     """Everything behind the pool, started; stopped on the way out."""
     with connect(settings) as for_events, connect(settings) as for_claims, connect(settings) as for_leases:
         # A worker restarted under its predecessor's name must not pass for the owner of the other's jobs.
         identity = Identity(f"{settings.worker_name}-{uuid.uuid4().hex[:6]}", model.name)
         publisher, runner = _connect_engine(settings, model, engine, for_events)
-        preparer = JobPreparer(model, settings, reproducible=reproducible)
         admission = Admission(for_claims, settings, preparer, runner, publisher, _mark_started(app), identity)
         deliveries = Deliveries()
         guests = Guests(settings.places, most=settings.slots)
@@ -113,7 +127,7 @@ def _running(
             "model": model.name,
             "slots": settings.slots,
             "cells": settings.slots * settings.ctx_per_slot,
-            "reproducible": reproducible,
+            "reproducible": preparer.reproducible,
             "owner": identity.owner,
         }
         backstage = Backstage(
@@ -201,7 +215,7 @@ def _mark_started(app: Celery) -> Callable[[Delivery], None]:
 
     def mark_started(delivery: Delivery) -> None:
         try:
-            app.backend.store_result(delivery.job_id, meta, "STARTED")
+            app.backend.store_started(delivery.job_id, meta)
         except Exception as error:  # nice to know, but no reason not to run the job
             logger.warning("job %s has started, but Celery's state could not be stored: %s", delivery.job_id, error)
 

@@ -12,6 +12,7 @@ from typing import Any
 from celery import Celery
 from celery.app.backends import BACKEND_ALIASES
 from celery.backends.redis import RedisBackend
+from celery.states import STARTED
 from celery.worker import state
 
 
@@ -21,6 +22,10 @@ class PatientBackend(RedisBackend):  # type: ignore[misc]
     def exception_safe_to_retry(self, exc: Exception) -> bool:
         """Called by Celery after a failure, on whatever thread stores."""
         return not _stopping() and bool(super().exception_safe_to_retry(exc))
+
+    def store_started(self, task_id: str, meta: dict[str, Any]) -> None:
+        """Store STARTED, now or never: later, it would be written over how the job has ended elsewhere."""
+        self._store_result(task_id, self.encode_result(meta, STARTED), STARTED)
 
 
 def install(app: Celery) -> None:

@@ -8,9 +8,9 @@ import redis
 
 from producer.connection import hide_password
 from producer.errors import CeleryLlamaError, ServerUnreachable
-from worker.engine.llama import LlamaEngine, LlamaModel
+from worker.engine.llama import LlamaEngine
 from worker.engine.probe import probe
-from worker.models import resolve_model
+from worker.models import load_model
 from worker.server import wait_for_server
 from worker.settings import WorkerSettings
 
@@ -55,7 +55,7 @@ def _check_server(settings: WorkerSettings, say: Say) -> None:
 
 def _check_model(settings: WorkerSettings, say: Say) -> None:
     with (
-        LlamaModel(resolve_model(settings), gpu_layers=settings.gpu_layers, name=settings.model_name) as model,
+        load_model(settings) as model,
         LlamaEngine(model, settings) as engine,
     ):
         say(f"ok    model: {model.name} ({model.architecture}, {model.n_vocab} tokens, {model.path})")
@@ -67,5 +67,7 @@ def _check_model(settings: WorkerSettings, say: Say) -> None:
             f"ok    device: alone and among others, decoding gives the {yes_no[report.decode]}, "
             f"reading the {yes_no[report.prefill]}"
         )
+        if model.adapters:
+            say(f"ok    adapters: {', '.join(model.adapters)}")
         if not report.reproducible:
             say("      so: greedy output may depend on who shares the batch; results say `reproducible: false`")

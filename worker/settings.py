@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, StringConstraints, model_validator
+from pydantic_settings import NoDecode
 
+from producer.jobs import AdapterName
 from producer.settings import Settings
 
 WorkerUrl = Annotated[str, StringConstraints(pattern=r"^(embedded$|(rediss?|unix)://)")]
@@ -17,6 +20,24 @@ WorkerUrl = Annotated[str, StringConstraints(pattern=r"^(embedded$|(rediss?|unix
 def default_cache_dir() -> Path:
     """The user's cache folder, by the XDG base directory specification."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "celery-llama"
+
+
+def _named_files(value: Any) -> Any:
+    """`name=path,name=path`, or a JSON object."""
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("{"):
+        return json.loads(value)
+    files: dict[str, str] = {}
+    for pair in filter(str.strip, value.split(",")):
+        name, _, path = (part.strip() for part in pair.partition("="))
+        if not name or not path or name in files:
+            raise ValueError("give name=path,name=path, each name once")
+        files[name] = path
+    return files
+
+
+NamedFiles = Annotated[dict[AdapterName, Path], NoDecode, BeforeValidator(_named_files)]
 
 
 class WorkerSettings(Settings):
@@ -28,6 +49,8 @@ class WorkerSettings(Settings):
     """A GGUF file, `demo` for the small model of the `demo` extra, or `hf://owner/repo/file.gguf`."""
     model_name: str = ""
     """The name that results carry; the model file's own name if empty."""
+    lora: NamedFiles = Field(default_factory=dict)
+    """LoRA adapters that jobs may choose by name: `name=path,name=path`, or a JSON object."""
     worker_name: str = Field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
     """The worker's name; must be unique, so by default it names machine and process."""
     cache_dir: Path = Field(default_factory=default_cache_dir)

@@ -20,6 +20,9 @@ from worker.engine.plan import Sampled
 #: What ended a choice that the engine never saw, or did not see to its end.
 _UNFINISHED: dict[EndReason, FinishReason] = {"cancelled": "cancelled", "timeout": "timeout"}
 
+#: OpenAI's value for what cannot be; JSON has no infinity.
+LEAST_LOGPROB = -9999.0
+
 
 @dataclass(slots=True)
 class TranscriptChoice:
@@ -157,7 +160,7 @@ class Transcript:
         def entry(token: int, logprob: float) -> dict[str, Any]:
             piece = self.piece(token)
             text = piece.decode(errors="replace")
-            return {"id": token, "token": text, "bytes": list(piece), "logprob": round(logprob, 6)}
+            return {"id": token, "token": text, "bytes": list(piece), "logprob": round(max(logprob, LEAST_LOGPROB), 6)}
 
         assert sampled.logprob is not None
         alternatives = [TokenLogprob(**entry(*alternative)) for alternative in sampled.alternatives]

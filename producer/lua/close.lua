@@ -1,4 +1,5 @@
--- End a job that nobody is running, or ask the worker that runs it to cancel it.
+-- End a job that nobody is running, or ask the worker that runs it to cancel it. A job ended here stays in `open`, and its
+-- entry has no TTL, until a worker has met its message (claim.lua) and told Celery: the message may be lost, or come late.
 -- KEYS: job, events, open, expiring, failed
 -- ARGV: job id, 'cancel' or 'expire', prefix of lease keys, result TTL, events TTL, lease (seconds)
 -- Returns 'closed' (ended here and now), 'requested' (a live worker will end it), 'ended' (it had ended before),
@@ -62,7 +63,6 @@ local encoded = cjson.encode(event)
 redis.call('XADD', KEYS[2], attempt .. '-' .. (seq + 1), 'e', encoded)
 redis.call('HSET', KEYS[1], 'status', ending, 'result', cjson.encode(result))
 redis.call('HDEL', KEYS[1], 'owner', 'cancel')
-redis.call('ZREM', KEYS[3], ARGV[1])
 redis.call('ZREM', KEYS[4], ARGV[1])
 if expire then
   redis.call('HSET', KEYS[1], 'error', cjson.encode(event.error))
@@ -74,7 +74,6 @@ else
   redis.call('HDEL', KEYS[1], 'body')
   if job[5] then redis.call('EXPIRE', job[5], ARGV[4]) end
 end
-redis.call('EXPIRE', KEYS[1], ARGV[4])
 redis.call('EXPIRE', KEYS[2], ARGV[5])
 redis.call('PUBLISH', KEYS[2], encoded)
 return 'closed'

@@ -9,6 +9,8 @@ from typing import Literal, get_args
 
 FaultKind = Literal["kill", "stop", "freeze", "cut", "restart", "stall", "decode"]
 KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+#: Those that happen to a worker; the others happen to the server, and so to everybody.
+WORKER_FAULTS = frozenset[FaultKind]({"kill", "stop", "freeze", "decode"})
 #: How often each kind is drawn; what takes long comes less often.
 _WEIGHTS: dict[FaultKind, int] = {"kill": 5, "stop": 3, "freeze": 3, "cut": 4, "restart": 2, "stall": 2, "decode": 5}
 #: What `llama_decode` may answer: no room, aborted, invalid batch, and an error that costs the context.

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
-import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from signal import SIGCONT, SIGSTOP, SIGTERM
 
 import redis
 
@@ -20,11 +17,10 @@ from producer.client import Client
 from producer.settings import Settings
 from tests.chaos.audit import Findings, audit, left_over
 from tests.chaos.load import Producer, Reader, Tally
-from tests.chaos.plan import Fault, draw_faults
+from tests.chaos.mayhem import Mayhem
+from tests.chaos.plan import draw_faults
 from tests.scene import Server, Worker, scene
 from tests.waiting import wait_until
-
-logger = logging.getLogger(__name__)
 
 _PRODUCERS, _READERS = 3, 2
 #: Short, so that a run sees many of them lapse.
@@ -77,7 +73,7 @@ _LOG_LINES = (
 
 
 class Chaos:
-    """Carries the faults out, on the main thread: what begins with one ends later, by a small agenda."""
+    """A run, from an empty folder to the audit. Main thread."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -90,13 +86,7 @@ class Chaos:
             redis_timeout_seconds=_TIMEOUT_SECONDS,
         )
         self._workers = [self._worker(number) for number in range(options.workers)]
-        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
-        self._number = itertools.count()
-        #: Workers that are about to be started again, or are frozen.
-        self._away: set[str] = set()
-        self._server_away = False
         self._problems: list[str] = []
-        self.faults: Counter[str] = Counter()
 
     def _worker(self, number: int) -> Worker:
         options: dict[str, object] = {
@@ -128,7 +118,10 @@ class Chaos:
             for thread in [*producers, *readers]:
                 thread.start()
             self._wait(lambda: sum(producer.accepted for producer in producers) > 0, "the first job is accepted")
-            self._carry_out_faults(began)
+            mayhem = Mayhem(self._server, self._workers)
+            faults = draw_faults(self._options.seed, self._options.faults, _LEASE_SECONDS, _TIMEOUT_SECONDS)
+            mayhem.carry_out(faults, self._options.seconds)
+            self._problems += mayhem.problems
             faults_over.set()
             self._wait(
                 lambda: not any(producer.is_alive() for producer in producers),
@@ -149,7 +142,7 @@ class Chaos:
         findings.violations += self._problems
         logs = "".join(worker.log() for worker in self._workers)
         lines = Counter({line: logs.count(line) for line in _LOG_LINES if line in logs})
-        return Report(findings, tally, self.faults, time.monotonic() - began, lines)
+        return Report(findings, tally, mayhem.faults, time.monotonic() - began, lines)
 
     def _wait(self, condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
         """Wait, but let a run that gets stuck go on to its audit, which says where."""
@@ -157,102 +150,6 @@ class Chaos:
             wait_until(condition, what, seconds)
         except TimeoutError as error:
             self._problems.append(str(error))
-
-    # ---- faults
-
-    def _carry_out_faults(self, began: float) -> None:
-        options = self._options
-        for fault in draw_faults(options.seed, options.faults, _LEASE_SECONDS, _TIMEOUT_SECONDS):
-            self._pass_time(time.monotonic() + fault.gap_seconds)
-            if time.monotonic() - began > options.seconds:
-                break
-            self._carry_out(fault)
-        while self._agenda:
-            self._pass_time(self._agenda[0][0])
-
-    def _pass_time(self, until: float) -> None:
-        while True:
-            now = time.monotonic()
-            if self._agenda and self._agenda[0][0] <= now:
-                heapq.heappop(self._agenda)[2]()
-                continue
-            if now >= until:
-                return
-            time.sleep(min([until, *(at for at, _, _ in self._agenda[:1])]) - now)
-
-    def _later(self, seconds: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._agenda, (time.monotonic() + seconds, next(self._number), action))
-
-    def _carry_out(self, fault: Fault) -> None:
-        worker = self._workers[fault.worker % len(self._workers)]
-        if fault.kind in ("kill", "stop", "freeze", "decode"):
-            if worker.name in self._away:
-                worker = next((other for other in self._workers if other.name not in self._away), worker)
-            if worker.name in self._away:
-                return
-            if worker.exit_code is not None:
-                self._problems.append(f"{worker.name} ended by itself with exit code {worker.exit_code}")
-                worker.start()
-                return
-        elif self._server_away:
-            return
-        logger.info("%s %s, %.1f s", fault.kind, worker.name if worker else "", fault.seconds)
-        self.faults[fault.kind] += 1
-        match fault.kind:
-            case "kill":
-                worker.kill()
-                self._restart_later(worker, fault.seconds)
-            case "stop":
-                worker.signal(SIGTERM)
-                self._away.add(worker.name)
-                self._later(0.2, lambda: self._restart_when_gone(worker, fault.seconds, time.monotonic()))
-            case "freeze":
-                worker.signal(SIGSTOP)
-                self._away.add(worker.name)
-                self._later(fault.seconds, lambda: self._thaw(worker))
-            case "decode":
-                worker.fail_next_decode(fault.code)
-            case "cut":
-                self._server.cut_connections()
-            case "restart":
-                self._server.stop()
-                self._server_away = True
-                self._later(fault.seconds, self._start_server)
-            case "stall":
-                self._server.freeze()
-                self._server_away = True
-                self._later(fault.seconds, self._thaw_server)
-
-    def _restart_later(self, worker: Worker, seconds: float) -> None:
-        def start() -> None:
-            worker.start()
-            self._away.discard(worker.name)
-
-        self._away.add(worker.name)
-        self._later(seconds, start)
-
-    def _restart_when_gone(self, worker: Worker, seconds: float, since: float) -> None:
-        if worker.exit_code is None:
-            if time.monotonic() - since > 60:
-                self._problems.append(f"{worker.name} did not end within 60 s of SIGTERM")
-                worker.kill()
-            self._later(0.2, lambda: self._restart_when_gone(worker, seconds, since))
-            return
-        if worker.exit_code not in (0, -15):  # -15: it had not come as far as to handle signals
-            self._problems.append(f"{worker.name} was stopped and ended with exit code {worker.exit_code}")
-        self._restart_later(worker, seconds)
-
-    def _thaw(self, worker: Worker) -> None:
-        worker.signal(SIGCONT)
-        self._away.discard(worker.name)
-
-    def _start_server(self) -> None:
-        self._server.start()
-        self._server_away = False
-
-    def _thaw_server(self) -> None:
-        self._server.thaw()
-        self._server_away = False
 
     # ---- afterwards
 

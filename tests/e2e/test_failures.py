@@ -230,6 +230,19 @@ def test_a_job_is_cancelled_while_no_worker_is_up(stage: Stage) -> None:
     wait_for_celery(stage, job, "REVOKED")
 
 
+def test_celery_hears_of_a_cancelled_job_whose_message_vanished(stage: Stage) -> None:
+    stage.server.start()
+    job = stage.submit(priority=0)
+    with stage.server.connection() as connection:
+        assert connection.delete("stage") == 1
+    assert job.cancel() == "closed"
+
+    stage.worker()
+
+    wait_for_celery(stage, job, "REVOKED")
+    wait_until(lambda: not stage.left_over(), "nothing is left")
+
+
 def test_a_job_whose_worker_has_died_is_cancelled_with_what_it_has_said(stage: Stage) -> None:
     stage.server.start()
     worker = stage.worker(step_seconds=SLOWLY)

@@ -300,6 +300,18 @@ def test_a_queued_job_is_cancelled_at_once(enter: Enter, hand: Hand, info: Info,
     assert hand.claim("j").outcome == "ended"
 
 
+def test_a_job_that_was_closed_is_open_until_a_worker_has_heard_of_it(enter: Enter, hand: Hand, names: Names) -> None:
+    """Its message may be lost, and Celery would never know; or come after a day, and must find how the job ended."""
+    enter()
+    hand.do(hand.ledger.cancel("j"))
+    assert hand.connection.zcard(names.open) == 1
+    assert hand.connection.ttl(names.job("j")) == -1
+
+    assert hand.claim("j").outcome == "ended"
+    assert hand.connection.zcard(names.open) == 0
+    assert 0 < hand.connection.ttl(names.job("j")) <= hand.ledger.result_ttl_seconds
+
+
 def test_a_running_job_is_cancelled_by_its_worker(enter: Enter, hand: Hand, info: Info) -> None:
     enter()
     hand.claim("j")

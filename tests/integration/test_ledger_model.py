@@ -32,6 +32,8 @@ class Modelled:
     attempt: int = 0
     released: int = 0
     cancel: bool = False
+    #: Ended without a worker, which has yet to hear of it.
+    closed: bool = False
     texts: list[str] = field(default_factory=list)
     #: The last flush, to be repeated as after a lost answer.
     flushed: tuple[int, int, list[str]] | None = None
@@ -82,6 +84,7 @@ class LedgerAgainstModel(RuleBasedStateMachine):
         self.alive.add(owner)
         job = self.jobs.setdefault(job_id, Modelled(expires=False))
         if job.ended:
+            job.closed = False
             assert claim.outcome == "ended"
             assert claim.result is not None
             assert claim.result.status == job.status
@@ -159,7 +162,7 @@ class LedgerAgainstModel(RuleBasedStateMachine):
             job.cancel = True
         else:
             assert answer == "closed"
-            job.status, job.cancel, job.expires = "cancelled", False, False
+            job.status, job.cancel, job.expires, job.closed = "cancelled", False, False, True
 
     @rule(job_id=JOBS)
     def expire(self, job_id: str) -> None:
@@ -173,7 +176,7 @@ class LedgerAgainstModel(RuleBasedStateMachine):
             assert answer == "begun"
         else:
             assert answer == "closed"
-            job.status = "failed"
+            job.status, job.closed = "failed", True
         if job is not None:
             job.expires = False
 
@@ -222,7 +225,10 @@ class LedgerAgainstModel(RuleBasedStateMachine):
             query = queries.Query(["ZRANGE", key, 0, -1], lambda reply: {member.decode() for member in reply})
             return queries.ask(self.hand.connection, query)
 
-        assert members(self.names.open) == {job_id for job_id, job in self.jobs.items() if not job.ended}
+        open_jobs = {job_id for job_id, job in self.jobs.items() if not job.ended or job.closed}
+        assert members(self.names.open) == open_jobs
+        for job_id in self.jobs:
+            assert (self.hand.connection.ttl(self.names.job(job_id)) == -1) == (job_id in open_jobs)
         assert members(self.names.failed) == {job_id for job_id, job in self.jobs.items() if job.status == "failed"}
         assert members(self.names.expiring) == {job_id for job_id, job in self.jobs.items() if job.expires}
 

@@ -121,6 +121,31 @@ def test_a_body_that_makes_no_sense_is_the_claims_problem(
     assert published == [("j", {}, 3)]
 
 
+def test_a_job_that_was_cancelled_without_a_message_is_published_for_celery_to_hear_of_it(
+    reconciler: Reconciler, published: Published, hand: Hand, connection: redis.Redis, names: Names
+) -> None:
+    enter(hand)
+    hand.do(hand.ledger.cancel("j"))
+    let_time_pass(connection, names)
+
+    reconciler.tick()
+    reconciler.tick()
+
+    assert published == [("j", {}, 3)]
+
+
+def test_a_job_whose_entry_has_expired_is_forgotten(
+    reconciler: Reconciler, published: Published, connection: redis.Redis, names: Names
+) -> None:
+    connection.zadd(names.open, {"j": 1})
+
+    reconciler.tick()
+    reconciler.tick()
+
+    assert published == []
+    assert connection.zcard(names.open) == 0
+
+
 def test_one_worker_reconciles_as_long_as_it_lives(
     reconciler: Reconciler,
     published: Published,

@@ -98,3 +98,13 @@ def test_a_worker_that_stops_does_not_wait_for_redis(
 
     with pytest.raises(redis.ConnectionError):
         app.backend.store_result("j", {"text": "x"}, "SUCCESS")
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # Celery's call
+def test_that_a_job_has_started_is_stored_now_or_never(server: Server, app: Celery) -> None:
+    app.backend.store_started("j", {"pid": 1})
+    assert app.AsyncResult("j").state == "STARTED"
+
+    server.stop()
+    with pytest.raises(redis.ConnectionError):
+        app.backend.store_started("j", {"pid": 2})

@@ -36,6 +36,10 @@ def test_certificates_are_checked_unless_the_url_says_otherwise(url: str, checks
     assert app.connection().ssl == {"ssl_cert_reqs": checks}
 
 
+def test_a_worker_does_not_tire_of_waiting_for_its_broker() -> None:
+    assert make_app(Settings()).conf.broker_connection_max_retries is None
+
+
 def test_the_command_line_of_celery_finds_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CELERY_LLAMA_NAMESPACE", "from-the-environment")
     monkeypatch.delitem(vars(celery_app), "app", raising=False)

@@ -53,6 +53,18 @@ def test_a_slot_that_reads_on_holds_one_chunk_more() -> None:
     assert (cache.held(0), cache.held(1), cache.held(2)) == (4, 2, 0)
 
 
+def test_what_was_computed_with_other_adapters_is_not_there() -> None:
+    red = (("red", 1.0),)
+    cache = known((0, TEXT, 4))
+    cache.enter(1, TEXT, 2, red)
+    cache.extend(1, (3, 4), red)
+
+    assert cache.match([*TEXT[:4], 9]) == Match(4, frozenset({0}))
+    assert cache.match([*TEXT[:4], 9], red) == Match(4, frozenset({1}))
+    assert cache.match([*TEXT[:4], 9], (("red", 0.5),)) == NOTHING
+    assert cache.chunks == 4
+
+
 def test_what_is_entered_replaces_what_was_known_of_the_slot() -> None:
     cache = known((0, TEXT, 8), (0, [9, 9, 9], 3))
 

@@ -28,6 +28,8 @@ class Layout(NamedTuple):
     rounding: bool = False
     #: All slots have one pool of cells.
     shared_cells: bool = False
+    #: Host memory for the prefixes of slots that others get, a byte a cell.
+    store_bytes: int = 0
 
 
 PLAIN, EXACT = Layout(), Layout(rounding=True)
@@ -46,6 +48,8 @@ class Story:
     stop: tuple[str, ...] = ()
     negative_tokens: int = 0
     exclusive: bool = False
+    #: Some cells are computed with an adapter, and are of no use to those without it.
+    adapted: bool = False
     #: It is ended so many steps after it came.
     ended_after: int | None = None
     end_reason: EndReason = "cancelled"
@@ -67,6 +71,7 @@ STORIES = st.builds(
     stop=st.sampled_from([(), (), ("a",), ("bc", "c"), ("é",)]),
     exclusive=st.sampled_from([False, False, False, True]),
     negative_tokens=st.sampled_from([0, 0, 0, 3, 17]),
+    adapted=st.sampled_from([False, False, True]),
     ended_after=st.none() | st.integers(0, 20),
     end_reason=st.sampled_from(["cancelled", "failed", "handed_back", "dropped", "timeout"]),
 )
@@ -95,6 +100,7 @@ def job(number: int, story: Story) -> tuple[Attempt, list[FakeSampler]]:
             stop=story.stop,
             sampler=sampler,
             negative=negative,
+            adapters=(("one", 0.5),) if story.adapted else (),
         )
         for n, sampler in enumerate(samplers)
     ]
@@ -118,7 +124,7 @@ def run(stories: dict[int, Story], errors: Sequence[CallError | None] = (), layo
             rig.step()
             check_exclusive(rig, jobs)
     rig.run(within=3000)
-    check_that_all_is_given_back(rig)
+    check_that_all_is_given_back(rig, layout.store_bytes)
     assert all(sampler.closed for _, samplers in jobs.values() for sampler in samplers)
     return rig
 
@@ -145,14 +151,16 @@ def check_exclusive(rig: Rig, jobs: dict[int, tuple[Attempt, list[FakeSampler]]]
     assert len(present) <= 1 or not any(one.exclusive for one in present)
 
 
-def check_that_all_is_given_back(rig: Rig) -> None:
+def check_that_all_is_given_back(rig: Rig, store_bytes: int) -> None:
     """Every slot can be had again, and no cells are kept for anybody."""
     counters = rig.scheduler.counters
     assert (counters.active, counters.waiting, counters.cells_used) == (0, 0, 0)
     rig.engine.failures.clear()
     rig.add(*(attempt(f"after-{n}", sequence([9], max_tokens=1)) for n in range(SLOTS)))
     assert len(rows_of(rig.step())) == SLOTS
-    assert rig.engine.saved == {}
+    stored = sum(len(cells) for key, cells in rig.engine.saved.items() if key < 0)
+    assert stored <= store_bytes
+    assert all(key < 0 for key in rig.engine.saved), "only stored prefixes are kept"
     assert rig.scheduler.idle
 
 
@@ -173,10 +181,10 @@ def check_against_alone(number: int, story: Story, said: Said, layout: Layout) -
 
 
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(STORIES, min_size=1, max_size=7))
-def test_every_job_says_what_it_says_alone_to_the_last_bit(stories: list[Story]) -> None:
+@given(st.lists(STORIES, min_size=1, max_size=7), st.sampled_from([0, 9, 24, 99]))
+def test_every_job_says_what_it_says_alone_to_the_last_bit(stories: list[Story], store_bytes: int) -> None:
     numbered = dict(enumerate(stories))
-    rig = run(numbered, layout=EXACT)
+    rig = run(numbered, layout=EXACT._replace(store_bytes=store_bytes))
 
     for number, story in numbered.items():
         check_against_alone(number, story, rig.said[f"job-{number}"], EXACT)
@@ -186,11 +194,12 @@ def test_every_job_says_what_it_says_alone_to_the_last_bit(stories: list[Story])
 @given(
     st.lists(TROUBLED, min_size=1, max_size=6),
     st.lists(st.none() | st.builds(CallError, st.just("by chance"), st.booleans()), max_size=25),
+    st.sampled_from([0, 24]),
 )
 def test_failures_end_the_jobs_that_cause_them_and_change_nothing_for_the_others(
-    stories: list[Story], errors: list[CallError | None]
+    stories: list[Story], errors: list[CallError | None], store_bytes: int
 ) -> None:
-    check_with_failures(stories, errors)
+    check_with_failures(stories, errors, Layout(store_bytes=store_bytes))
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])

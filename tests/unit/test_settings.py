@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
 from producer.connection import hide_password
 from producer.settings import Settings, resolve_settings
+from worker.settings import WorkerSettings
 
 
 def test_the_environment_gives_what_the_arguments_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,3 +69,21 @@ def test_a_url_is_shown_without_its_password(url: str) -> None:
 
     assert "secret" not in shown
     assert "host:1/0" in shown
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["red=/a/r.gguf,blue = b=c.gguf", '{"red": "/a/r.gguf", "blue": "b=c.gguf"}', " red=/a/r.gguf, blue=b=c.gguf ,"],
+)
+def test_adapters_are_named_files(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CELERY_LLAMA_LORA", given)
+
+    expected = {"red": Path("/a/r.gguf"), "blue": Path("b=c.gguf")}
+    assert WorkerSettings().lora == expected
+    assert WorkerSettings.model_validate({"lora": given}).lora == expected
+
+
+@pytest.mark.parametrize("given", ["red", "=a.gguf", "red=", "red=a,red=b", "a b=c.gguf", "{", '["red"]', '{"red": 1}'])
+def test_adapters_without_a_name_or_a_file_are_refused(given: str) -> None:
+    with pytest.raises(ValidationError):
+        WorkerSettings.model_validate({"lora": given})

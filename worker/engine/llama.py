@@ -20,6 +20,7 @@ from worker.engine.candidates import Candidates
 from worker.engine.context import cell_bytes, context_params, spare_slots, warn_of_memory
 from worker.engine.model import LlamaModel, complaint
 from worker.engine.plan import (
+    Adapters,
     Call,
     CallError,
     CallResult,
@@ -73,6 +74,8 @@ class LlamaEngine:
         #: Cells of sequences that were set aside, by key.
         self._saved: dict[int, Any] = {}
         self._context: Any = None
+        #: What the context computes with.
+        self._adapters: Adapters = ()
         self._memory: Any = None
         if not self._open():
             raise StartupError(
@@ -120,11 +123,22 @@ class LlamaEngine:
     def _run(self, call: Call) -> CallResult:
         # llama.cpp cuts a call wherever the slot numbers do not ascend one by one.
         pieces = sorted(call, key=_slot)
+        self._use(pieces[0].adapters)
         self._batch.fill(pieces)
         code = self._decode(self._batch.struct)
         if code == _DONE:
             return self._sample(pieces)
         return CallResult(error=self._failed(code, pieces))
+
+    def _use(self, adapters: Adapters) -> None:
+        """Compute with these adapters from now on; a change makes llama.cpp plan its graphs anew."""
+        if adapters == self._adapters:
+            return
+        count = len(adapters)
+        pointers = (lib.llama_adapter_lora_p_ctypes * count)(*(self._model.adapters[name] for name, _ in adapters))
+        scales = (ctypes.c_float * count)(*(scale for _, scale in adapters))
+        lib.llama_set_adapters_lora(self._context, pointers, count, scales)
+        self._adapters = adapters
 
     def _decode(self, batch: lib.llama_batch) -> int:
         """One `llama_decode`; tests override it to make it fail."""
@@ -176,6 +190,7 @@ class LlamaEngine:
 
     def _open(self) -> bool:
         self._context = lib.llama_init_from_model(self._model.pointer, self._params)
+        self._adapters = ()
         self._memory = lib.llama_get_memory(self._context) if self._context else None
         return bool(self._context)
 

@@ -90,7 +90,7 @@ class PartitionedMemory:
         del self._free[slot]
         if self._cache.held(slot) > kept:
             self._store_prefix(slot)
-        self._cache.enter(slot, sequence.tokens, kept)
+        self._cache.enter(slot, sequence.tokens, kept, sequence.adapters)
         self._operations.append(Trim(slot, kept))
         if sequence.saved is None:
             sequence.read = sequence.cached = kept
@@ -109,7 +109,7 @@ class PartitionedMemory:
     def _choose(self, sequence: Sequence, *, share: bool) -> tuple[int, int]:
         """A free slot, and how many of its cells the sequence can keep."""
         if share:
-            match = self._cache.match(sequence.tokens)
+            match = self._cache.match(sequence.tokens, sequence.adapters)
             fitting = match.slots & self._free.keys()
             if match.tokens and fitting:
                 return min(fitting, key=lambda slot: (self._cache.held(slot), slot)), match.tokens
@@ -124,11 +124,11 @@ class PartitionedMemory:
         start = sequence.read
         sequence.read += len(tokens)
         whole = len(tokens) == self._chunk_tokens and self._cache.held(sequence.slot) == start
-        if whole and self._share and not attempt.exclusive and self._may_enter(sequence.slot, tokens):
-            self._cache.extend(sequence.slot, tokens)
+        if whole and self._share and not attempt.exclusive and self._may_enter(sequence, tokens):
+            self._cache.extend(sequence.slot, tokens, sequence.adapters)
 
-    def _may_enter(self, _slot: int, _chunk: Chunk) -> bool:
-        """Whether others may find this chunk in the slot; here it is of no account who else has computed it."""
+    def _may_enter(self, _sequence: Sequence, _chunk: Chunk) -> bool:
+        """Whether others may find this chunk in its slot; here it is of no account who else has computed it."""
         return True
 
     def lose_cells(self) -> None:
@@ -150,7 +150,7 @@ class PartitionedMemory:
         if not self._share or attempt.exclusive:
             return False
         assert sequence.slot is not None
-        match = self._cache.match(sequence.tokens)
+        match = self._cache.match(sequence.tokens, sequence.adapters)
         if match.tokens > sequence.read:
             following = self._shareable_chunk(sequence, match.tokens)
             if any(self._reads_next(slot, match.tokens, following, attempt) for slot in match.slots):
@@ -159,7 +159,7 @@ class PartitionedMemory:
         chunk = self._shareable_chunk(sequence, sequence.read)
         if chunk is None:
             return False
-        key = (self._cache.position(sequence.slot), chunk)
+        key = (self._cache.position(sequence.slot), sequence.adapters, chunk)
         if key in claimed:
             return True
         claimed.add(key)
@@ -186,7 +186,7 @@ class PartitionedMemory:
             self._store.touch(source)
             load = Load(sequence.slot, source, keep=True)
             self._operations += [Trim(sequence.slot, 0), load, Trim(sequence.slot, tokens)]
-        self._cache.enter(sequence.slot, sequence.tokens, tokens)
+        self._cache.enter(sequence.slot, sequence.tokens, tokens, sequence.adapters)
         self.copied_tokens += tokens - sequence.read
         sequence.cached += tokens - sequence.read
         sequence.read = tokens
@@ -242,6 +242,6 @@ class PartitionedMemory:
         self._store_prefix(target)
         self._free[source] = None  # its cells stay, and what is known of them
         self._operations.append(Copy(source, target, sequence.read))
-        self._cache.enter(target, sequence.tokens, self._cache.held(source))
+        self._cache.enter(target, sequence.tokens, self._cache.held(source), sequence.adapters)
         sequence.slot = target
         self.running[target] = attempt, sequence

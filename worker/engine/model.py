@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -49,9 +50,11 @@ def complaint() -> str:
 class LlamaModel:
     """A loaded GGUF: weights, vocabulary, metadata. Implements `Vocabulary`; any thread, until it is closed."""
 
-    def __init__(self, path: Path, *, gpu_layers: int = -1, name: str = "") -> None:
+    def __init__(
+        self, path: Path, *, gpu_layers: int = -1, name: str = "", lora: Mapping[str, Path] | None = None
+    ) -> None:
         """Load the weights; raises StartupError with one line if the file is not a model that llama.cpp can run."""
-        _check_file(path)
+        _check_file(path, "model")
         route_llama_log()
         lib.llama_backend_init()
         params = lib.llama_model_default_params()
@@ -85,6 +88,24 @@ class LlamaModel:
             or lib.llama_model_n_swa(pointer) > 0
         )
         self._pieces: list[bytes | None] = [None] * self.n_vocab
+        #: LoRA adapters by name; llama.cpp frees them with the model.
+        self.adapters: dict[str, Any] = {}
+        try:
+            for adapter, file in (lora or {}).items():
+                self.adapters[adapter] = self._load_adapter(file)
+        except StartupError:
+            self.close()
+            raise
+
+    def _load_adapter(self, path: Path) -> Any:
+        _check_file(path, "adapter")
+        complaint()
+        adapter = lib.llama_adapter_lora_init(self.pointer, str(path).encode())
+        if not adapter:
+            raise StartupError(f"llama.cpp cannot load {path}{complaint()}; is it a LoRA adapter of this very model?")
+        if lib.llama_adapter_get_alora_n_invocation_tokens(adapter):
+            raise StartupError(f"the adapter {path} is an activated LoRA (aLoRA), and those are not supported")
+        return adapter
 
     def metadata(self, key: str) -> str:
         """A value of the GGUF's metadata as text; empty if there is none."""
@@ -144,17 +165,17 @@ class LlamaModel:
         self.close()
 
 
-def _check_file(path: Path) -> None:
+def _check_file(path: Path, what: str) -> None:
     """Tell the common mistakes apart, which llama.cpp reports all alike."""
     try:
         with path.open("rb") as file:
             magic = file.read(len(GGUF_MAGIC))
     except IsADirectoryError:
-        raise StartupError(f"the model {path} is a folder; give a .gguf file") from None
+        raise StartupError(f"the {what} {path} is a folder; give a .gguf file") from None
     except OSError as error:
-        raise StartupError(f"cannot read the model {path}: {error.strerror or error}") from error
+        raise StartupError(f"cannot read the {what} {path}: {error.strerror or error}") from error
     if magic != GGUF_MAGIC:
-        raise StartupError(f"the model {path} is not a GGUF file")
+        raise StartupError(f"the {what} {path} is not a GGUF file")
 
 
 def _suppressed_tokens(vocab: Any) -> frozenset[int]:

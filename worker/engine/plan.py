@@ -68,6 +68,11 @@ class Sampler(Protocol):
         """Free what the sampler holds; safe to call twice."""
 
 
+#: The LoRA adapters that a sequence is computed with: names and scales, sorted, none of them 0. Cells computed with one
+#: set are of no use with another, and llama.cpp applies one set to a whole call.
+Adapters = tuple[tuple[str, float], ...]
+
+
 class Piece(NamedTuple):
     """Consecutive tokens of one sequence: a decode row, or a chunk of a prompt."""
 
@@ -81,6 +86,7 @@ class Piece(NamedTuple):
     guide: tuple[int, float] | None = None
     #: This piece is a negative prompt's: its logits steer another piece.
     guides: bool = False
+    adapters: Adapters = ()
 
     @property
     def wants_logits(self) -> bool:
@@ -88,8 +94,8 @@ class Piece(NamedTuple):
         return self.sampler is not None or self.guides
 
 
-#: All pieces of a call have the same length: llama.cpp would cut unequal ones into sub-batches, and where a prompt is
-#: cut decides its rounding.
+#: All pieces of a call have the same adapters and the same length: llama.cpp would cut unequal ones into sub-batches,
+#: and where a prompt is cut decides its rounding.
 Call = Sequence[Piece]
 
 

@@ -1,8 +1,8 @@
 """Which slots hold which beginnings of prompts, in whole chunks. Pure; owned by the scheduler, on the engine thread.
 
-A tree: each node is one chunk after its parent's, and knows the slots whose cells hold it. Only cells that were
-computed in whole chunks are entered, and only whole chunks are given out, so that a prompt's rounding does not depend
-on who else was there (docs/architecture.md, "Reproducible output").
+A tree for each set of adapters: each node is one chunk after its parent's, and knows the slots whose cells hold it.
+Only cells that were computed in whole chunks are entered, and only whole chunks are given out, so that a prompt's
+rounding does not depend on who else was there (docs/architecture.md, "Reproducible output").
 """
 
 from __future__ import annotations
@@ -10,15 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from worker.engine.plan import Adapters
+
 Chunk = tuple[int, ...]
+#: The adapters are part of every step down, so the sets have no node in common but the root.
+_Step = tuple[Adapters, Chunk]
 
 
 @dataclass(slots=True, eq=False)
 class _Node:
     parent: _Node | None = None
-    chunk: Chunk = ()
+    step: _Step = ((), ())
     depth: int = 0
-    children: dict[Chunk, _Node] = field(default_factory=dict)
+    children: dict[_Step, _Node] = field(default_factory=dict)
     slots: set[int] = field(default_factory=set)
 
 
@@ -41,14 +45,14 @@ class PrefixCache:
         #: The deepest node of each slot; its ancestors hold the slot too.
         self._tips: dict[int, _Node] = {}
 
-    def match(self, tokens: Sequence[int]) -> Match:
+    def match(self, tokens: Sequence[int], adapters: Adapters = ()) -> Match:
         """The longest whole-chunk beginning of `tokens` that any slot holds, short of the last token.
 
         The last token is never matched: its logits are wanted, so it has to be computed.
         """
         node = self._root
         for chunk in self._chunks(tokens, len(tokens) - 1):
-            child = node.children.get(chunk)
+            child = node.children.get((adapters, chunk))
             if child is None:
                 break
             node = child
@@ -62,22 +66,22 @@ class PrefixCache:
         """Equal for two slots if and only if their cells hold the same chunks."""
         return self._tips.get(slot, self._root)
 
-    def enter(self, slot: int, tokens: Sequence[int], read: int) -> None:
-        """The slot's cells hold the first `read` of `tokens`; replaces what was known of the slot."""
+    def enter(self, slot: int, tokens: Sequence[int], read: int, adapters: Adapters = ()) -> None:
+        """The slot's cells hold the first `read` of `tokens`, computed with these adapters, and nothing else."""
         self.forget(slot)
         node = self._root
         for chunk in self._chunks(tokens, read):
-            node = self._step(node, chunk, slot)
+            node = self._descend(node, (adapters, chunk), slot)
         if node is not self._root:
             self._tips[slot] = node
 
-    def extend(self, slot: int, chunk: Chunk) -> None:
+    def extend(self, slot: int, chunk: Chunk, adapters: Adapters = ()) -> None:
         """The slot's cells hold one more whole chunk."""
-        self._tips[slot] = self._step(self._tips.get(slot, self._root), chunk, slot)
+        self._tips[slot] = self._descend(self._tips.get(slot, self._root), (adapters, chunk), slot)
 
-    def knows(self, slot: int, chunk: Chunk) -> bool:
+    def knows(self, slot: int, chunk: Chunk, adapters: Adapters = ()) -> bool:
         """Whether some slot holds this chunk behind what the slot holds."""
-        return chunk in self._tips.get(slot, self._root).children
+        return (adapters, chunk) in self._tips.get(slot, self._root).children
 
     def hand_over(self, slot: int, holder: int) -> None:
         """Another holder has what the slot has; the slot is about to change."""
@@ -97,7 +101,7 @@ class PrefixCache:
         node: _Node | None = self._tips.pop(slot, None)
         while node is not None and node.parent is not None:
             node.slots.discard(slot)
-            if not node.slots and node.parent.children.pop(node.chunk, None) is not None:
+            if not node.slots and node.parent.children.pop(node.step, None) is not None:
                 # No slot holds this chunk, so none holds a chunk below it: the whole branch can go.
                 self.chunks -= 1
             node = node.parent
@@ -108,10 +112,10 @@ class PrefixCache:
         self._tips.clear()
         self.chunks = 0
 
-    def _step(self, node: _Node, chunk: Chunk, slot: int) -> _Node:
-        child = node.children.get(chunk)
+    def _descend(self, node: _Node, step: _Step, slot: int) -> _Node:
+        child = node.children.get(step)
         if child is None:
-            child = node.children[chunk] = _Node(node, chunk, node.depth + 1)
+            child = node.children[step] = _Node(node, step, node.depth + 1)
             self.chunks += 1
         child.slots.add(slot)
         return child

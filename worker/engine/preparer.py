@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from producer.errors import InvalidJob
-from producer.jobs import MAX_SEED, GenerateJob
+from producer.jobs import MAX_SEED, GenerateJob, LoraAdapter
 from worker.engine.detokenizer import Detokenizer
 from worker.engine.model import LlamaModel
+from worker.engine.plan import Adapters
 from worker.engine.prompt import Prepared, PromptBuilder
 from worker.engine.sequence import Attempt, Sequence
 from worker.settings import WorkerSettings
@@ -28,13 +30,16 @@ class Preparation:
 class JobPreparer:
     """Prepares jobs for one model and one worker's settings."""
 
-    def __init__(self, model: LlamaModel, settings: WorkerSettings, *, reproducible: bool) -> None:
+    def __init__(
+        self, model: LlamaModel, settings: WorkerSettings, *, reproducible: bool, reproducible_with_lora: bool = False
+    ) -> None:
         """`reproducible`: whether output is a function of the job alone although others share the batch."""
         self._model = model
         self._slots = settings.slots
         self._max_seconds = settings.max_job_seconds
         self._unified = settings.memory == "unified"
-        self._reproducible = reproducible
+        self.reproducible = reproducible
+        self._reproducible_with_lora = reproducible_with_lora
         self._prompts = PromptBuilder(model, settings.cells_per_job, shared_cells=self._unified)
 
     def piece(self, token: int) -> bytes:
@@ -53,6 +58,7 @@ class JobPreparer:
 
         Ends after `limit_seconds` at the latest. Raises InvalidJob, BadGrammar, EngineFault.
         """
+        adapters = self._adapters(job.lora)
         prepared = self._prompts.prepare(job)
         needed = job.n * (1 if prepared.negative is None else 2)
         if needed > self._slots:
@@ -61,10 +67,21 @@ class JobPreparer:
         limits = [limit for limit in (job.timeout, limit_seconds, self._max_seconds) if limit]
         if job.reproducible == "require" and self._unified:
             raise InvalidJob("this worker's memory is unified, so it cannot promise reproducible output")
-        exclusive = job.reproducible == "require" and not self._reproducible
+        reproducible = self._reproducible_with_lora if adapters else self.reproducible
+        exclusive = job.reproducible == "require" and not reproducible
         sequences = [self._sequence(job, prepared, choice, delivered.get(choice, []), seed) for choice in range(job.n)]
+        for sequence in sequences:
+            for part in sequence.parts:
+                part.adapters = adapters
         attempt = Attempt(job_id, number, job.priority, min(limits), sequences, exclusive=exclusive)
-        return Preparation(attempt, len(prepared.tokens), seed, self._reproducible or exclusive)
+        return Preparation(attempt, len(prepared.tokens), seed, reproducible or exclusive)
+
+    def _adapters(self, wanted: Many[LoraAdapter]) -> Adapters:
+        known = self._model.adapters
+        for adapter in wanted:
+            if adapter.name not in known:
+                raise InvalidJob(f"lora: this worker has no {adapter.name}, it has {', '.join(known) or 'no adapters'}")
+        return tuple(sorted((adapter.name, adapter.scale) for adapter in wanted if adapter.scale))
 
     def _sequence(self, job: GenerateJob, prepared: Prepared, choice: int, delivered: list[int], seed: int) -> Sequence:
         """One choice; an earlier attempt's tokens are replayed, so that penalties, grammar and held text are there."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from worker.engine.plan import Call, Engine, Piece, Plan, Sampled, Trim
+from worker.engine.plan import Adapters, Call, Engine, Piece, Plan, Sampled, Trim
 from worker.errors import EngineFault
 
 _STEPS = 3
@@ -53,10 +53,11 @@ class _Recorder:
         """Nothing is held."""
 
 
-def probe(engine: Engine, n_vocab: int, chunk_tokens: int) -> ProbeReport:
+def probe(engine: Engine, n_vocab: int, chunk_tokens: int, adapters: Adapters = ()) -> ProbeReport:
     """Decode the same sequence alone and among others and compare; leaves every slot empty.
 
-    `chunk_tokens` is the scheduler's size of chunks. Raises EngineFault if the device cannot decode at all.
+    `chunk_tokens` is the scheduler's size of chunks; `adapters` are applied to all sequences. Raises EngineFault if the
+    device cannot decode at all.
     """
     begun = time.perf_counter()
     slots = min(engine.limits.slots, 5)
@@ -65,19 +66,27 @@ def probe(engine: Engine, n_vocab: int, chunk_tokens: int) -> ProbeReport:
     room = engine.limits.cells_per_slot - _STEPS
     randomness = random.Random(0)
     prompts = [[randomness.randrange(n_vocab) for _ in range(min(chunk_tokens, room))] for _ in range(slots)]
-    alone = _run(engine, prompts[:1], together=1)
-    among = _run(engine, prompts, together)
+    alone = _run(engine, prompts[:1], 1, adapters)
+    among = _run(engine, prompts, together, adapters)
     same = [np.array_equal(one, other) for one, other in zip(alone, among, strict=True)]
     return ProbeReport(decode=all(same[1:]), prefill=same[0], seconds=time.perf_counter() - begun)
 
 
-def _run(engine: Engine, prompts: Sequence[Sequence[int]], together: int) -> list[npt.NDArray[np.float32]]:
+def _run(
+    engine: Engine, prompts: Sequence[Sequence[int]], together: int, adapters: Adapters
+) -> list[npt.NDArray[np.float32]]:
     """Read prompts in calls of `together` chunks, then decode all; the first one's logits after each of its calls."""
     recorder = _Recorder()
-    pieces = [Piece(slot, 0, tokens, recorder if slot == 0 else None) for slot, tokens in enumerate(prompts)]
+    pieces = [
+        Piece(slot, 0, tokens, recorder if slot == 0 else None, adapters=adapters)
+        for slot, tokens in enumerate(prompts)
+    ]
     calls: list[Call] = [pieces[at : at + together] for at in range(0, len(pieces), together)]
     for step in range(_STEPS):
-        row = [Piece(slot, len(prompt) + step, prompt[step : step + 1], None) for slot, prompt in enumerate(prompts)]
+        row = [
+            Piece(slot, len(prompt) + step, prompt[step : step + 1], None, adapters=adapters)
+            for slot, prompt in enumerate(prompts)
+        ]
         calls.append([row[0]._replace(sampler=recorder), *row[1:]])
     results = list(engine.execute(Plan(calls=calls)))
     list(engine.execute(Plan(operations=[Trim(slot, 0) for slot in range(len(prompts))])))

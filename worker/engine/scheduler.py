@@ -8,9 +8,10 @@ step.
 from __future__ import annotations
 
 from producer.results import FinishReason, JobError
+from worker.engine.calls import decode_calls, prefill_calls, with_fewest_switches
 from worker.engine.counters import Counters
 from worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text
-from worker.engine.plan import Call, CallError, CallResult, Limits, Piece, Plan, Vocabulary
+from worker.engine.plan import Adapters, Call, CallError, CallResult, Limits, Piece, Plan, Vocabulary
 from worker.engine.sequence import Attempt, Sequence
 from worker.engine.unified import make_memory
 from worker.engine.waiting import WaitingRoom
@@ -45,6 +46,8 @@ class Scheduler:
         self._attempts: dict[str, Attempt] = {}
         self._waiting = WaitingRoom(self._memory)
         self._retired: list[Sequence] = []
+        #: What the last step's last call was computed with.
+        self._adapters: Adapters = ()
 
     # ---- jobs come and go
 
@@ -104,7 +107,10 @@ class Scheduler:
         reading = self._choose_readers()
         self._memory.arrange()
         decoding = [sequence for _, sequence in self._memory.running.values() if sequence.decodes]
-        calls = self._decode_calls(decoding) + self._prefill_calls(reading)
+        calls = with_fewest_switches(
+            decode_calls(decoding, self._chunk_tokens), prefill_calls(reading, self._chunk_tokens), self._adapters
+        )
+        self._adapters = calls[-1][0].adapters if calls else self._adapters
         self._note_step(len(decoding), bool(calls))
         return Plan(self._memory.take_operations(), calls)
 
@@ -152,27 +158,6 @@ class Scheduler:
                 break
             chosen.append(sequence)
         return chosen
-
-    def _decode_calls(self, decoding: list[Sequence]) -> list[Call]:
-        together: list[Piece] = []
-        calls: list[Call] = [together]
-        for sequence in decoding:
-            if not sequence.suspect:
-                together.append(sequence.piece(self._chunk_tokens))
-            elif sequence.guided is None:
-                calls.append([part.piece(self._chunk_tokens) for part in sequence.parts])
-        return [call for call in calls if call]
-
-    def _prefill_calls(self, reading: list[Sequence]) -> list[Call]:
-        by_length: dict[int, list[Piece]] = {}
-        alone: list[Call] = []
-        for sequence in reading:
-            piece = sequence.piece(self._chunk_tokens)
-            if sequence.suspect:
-                alone.append([piece])
-            else:
-                by_length.setdefault(len(piece.tokens), []).append(piece)
-        return [*by_length.values(), *alone]
 
     # ---- accounting
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from producer.results import FinishReason
-from worker.engine.plan import Piece, Sampled, Sampler, Vocabulary
+from worker.engine.plan import Adapters, Piece, Sampled, Sampler, Vocabulary
 
 _arrivals = itertools.count()
 
@@ -42,6 +42,7 @@ class Sequence:
     max_tokens: int
     sampler: Sampler
     text: TextStream
+    adapters: Adapters = ()
 
     slot: int | None = None
     #: Cells: the first `read` tokens have been computed.
@@ -115,9 +116,8 @@ class Sequence:
         if samples and self.guide is not None and self.guide.slot is not None:
             guide = (self.guide.slot, self.guidance_scale)
         sampler = self.sampler if samples and self.guided is None else None
-        return Piece(
-            self.slot, self.read, self.tokens[self.read : end], sampler, guide, samples and self.guided is not None
-        )
+        tokens, guides = self.tokens[self.read : end], samples and self.guided is not None
+        return Piece(self.slot, self.read, tokens, sampler, guide, guides, self.adapters)
 
     def take(self, sampled: Sampled, vocabulary: Vocabulary, cells: int) -> str:
         """Add a sampled token; returns the text it releases and sets `finish_reason` at the end."""

@@ -42,7 +42,7 @@ class UnifiedMemory(PartitionedMemory):
     def _needed(self, sequence: Sequence) -> int:
         if not self._share or sequence.saved is not None:
             return len(sequence.tokens)
-        return len(sequence.tokens) - self._cache.match(sequence.tokens).tokens
+        return len(sequence.tokens) - self._cache.match(sequence.tokens, sequence.adapters).tokens
 
     def _growing(self) -> int:
         """What those that run have yet to read; their output finds room step by step."""
@@ -53,9 +53,10 @@ class UnifiedMemory(PartitionedMemory):
         own = sum(sequence.read - self._cache.held(slot) for slot, (_, sequence) in self.running.items())
         return self._cache.chunks * self._chunk_tokens + own
 
-    def _may_enter(self, slot: int, chunk: Chunk) -> bool:
+    def _may_enter(self, sequence: Sequence, chunk: Chunk) -> bool:
         """Two that compute the same last chunk have it twice, and the tree counts a chunk once."""
-        return not self._cache.knows(slot, chunk)
+        assert sequence.slot is not None
+        return not self._cache.knows(sequence.slot, chunk, sequence.adapters)
 
     def _vacate(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
