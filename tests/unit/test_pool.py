@@ -12,6 +12,7 @@ import pytest
 
 from producer.results import Choice, Result
 from worker.delivery import Deliveries, Delivery
+from worker.guests import Guests
 from worker.outcome import DROPPED, FENCED, HANDED_BACK, Outcome
 from worker.pool import EnginePool
 
@@ -66,6 +67,7 @@ class Wings:
 
     def __init__(self) -> None:
         self.deliveries = Deliveries()
+        self.guests = Guests(places=1, most=0)
         self.admitted: list[Delivery] = []
         self.outcome: Outcome | None = None
 

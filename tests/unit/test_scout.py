@@ -1,0 +1,108 @@
+"""Urgent jobs while every place is taken: when the scout looks, whom it invites, and that the places go again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import redis
+
+from worker.engine.counters import Counters
+from worker.guests import Guests
+from worker.scout import Scout
+
+KEYS = [f"queue-{priority}" for priority in range(10)]
+
+
+class Queue:
+    """The lists of a queue; notes which were looked at."""
+
+    def __init__(self, **lengths: int) -> None:
+        self.lengths = lengths
+        self.looked: list[str] = []
+
+    def llen(self, key: str) -> int:
+        self.looked.append(key)
+        return self.lengths.get(key.replace("queue-", "p"), 0)
+
+
+class Away:
+    """A server that cannot be reached."""
+
+    def llen(self, key: str) -> int:
+        raise redis.ConnectionError(key)
+
+
+class Hub:
+    """Runs callbacks at once."""
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        callback()
+
+
+class Qos:
+    """Celery's prefetch count."""
+
+    def __init__(self) -> None:
+        self.value = 4
+
+    def increment_eventually(self) -> None:
+        self.value += 1
+
+    def decrement_eventually(self) -> None:
+        self.value -= 1
+
+
+def look(queue: Any, *, waiting: int, least_urgent: int) -> int:
+    """How many were invited."""
+    invited: list[None] = []
+    counters = Counters(waiting=waiting, least_urgent=least_urgent)
+    Scout(cast(redis.Redis, queue), KEYS, lambda: counters, lambda: invited.append(None)).look()
+    return len(invited)
+
+
+def test_a_job_is_invited_that_is_more_urgent_than_one_that_runs() -> None:
+    assert look(Queue(p2=1), waiting=1, least_urgent=5) == 1
+
+
+@pytest.mark.parametrize("lengths", [{}, {"p5": 3}, {"p9": 3}])
+def test_no_job_is_invited_that_nobody_would_make_way_for(lengths: dict[str, int]) -> None:
+    assert look(Queue(**lengths), waiting=1, least_urgent=5) == 0
+
+
+def test_the_queue_is_not_looked_at_while_there_are_places() -> None:
+    queue = Queue(p0=1)
+
+    assert look(queue, waiting=0, least_urgent=9) == 0
+    assert queue.looked == []
+
+
+def test_a_server_that_is_away_is_looked_at_again_later() -> None:
+    assert look(Away(), waiting=1, least_urgent=9) == 0
+
+
+def test_there_are_no_more_guests_than_slots_and_their_places_go_with_them() -> None:
+    guests, qos = Guests(places=4, most=2), Qos()
+    guests.attach(Hub(), qos)
+
+    for _ in range(5):
+        guests.invite()
+    assert qos.value == 6
+    guests.left(held=6)
+    assert qos.value == 6
+    guests.left(held=5)
+    assert qos.value == 5
+    guests.left(held=3)
+    assert qos.value == 4
+
+
+def test_after_a_reconnect_celerys_own_count_is_in_force() -> None:
+    guests, before, after = Guests(places=4, most=2), Qos(), Qos()
+    guests.attach(Hub(), before)
+    guests.invite()
+
+    guests.attach(Hub(), after)
+    guests.left(held=1)
+
+    assert after.value == 4
