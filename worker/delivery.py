@@ -11,6 +11,7 @@ from typing import Any
 from celery.worker import state as celery_state
 from celery.worker.request import Request
 
+from producer.jobs import describe_job
 from worker.outcome import Outcome
 
 #: Celery's tracer answers with: whether the task failed, the value's description or the exception, the runtime.
@@ -26,6 +27,17 @@ class EngineRequest(Request):  # type: ignore[misc]
 
     #: When the task was accepted (Unix seconds).
     time_start: float | None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # Whoever sent it may have described it by its arguments, and those are the user's text.
+        job = self.kwargs.get("job") if isinstance(self.kwargs, dict) else None
+        self._argsrepr, self._kwargsrepr = "()", describe_job(job) if isinstance(job, dict) else "a job"
+
+    def info(self, safe: bool = False) -> dict[str, Any]:
+        """Describe it to `inspect active`; never by its arguments."""
+        description: dict[str, Any] = super().info(safe=True)
+        return description
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """Answer `revoke(terminate=True)`, Flower's button."""
@@ -77,6 +89,11 @@ class Delivery:
     #: Set once the attempt is over; a redelivery that comes later is not adopted.
     outcome: Outcome | None = None
     answer: TracerAnswer | None = None
+
+    @property
+    def task(self) -> str:
+        """The task's name."""
+        return str(self.arguments[0])
 
     @property
     def wire_job(self) -> tuple[str, int]:

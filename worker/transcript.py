@@ -14,7 +14,7 @@ from producer.events import encode_event
 from producer.ledger import Emission
 from producer.replay import Delivered
 from producer.results import Choice, EndStatus, FinishReason, Result, Timings, TokenLogprob, Usage
-from worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text
+from worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text, Vector
 from worker.engine.plan import Sampled
 
 #: What ended a choice that the engine never saw, or did not see to its end.
@@ -53,14 +53,17 @@ class Transcript:
     reproducible: bool | None = None
     logprobs: bool = False
     choices: list[TranscriptChoice] = field(default_factory=lambda: [TranscriptChoice()])
+    #: Of an embedding job: its texts' vectors, in order. They are in the result alone, not in events.
+    vectors: list[list[float]] = field(default_factory=list)
     #: Number of the last event; continues over attempts.
     seq: int = 0
     #: Whether an earlier attempt has said that the job has started: readers see a pause, not a restart.
     started: bool = False
     claimed_at: float = field(default_factory=time.monotonic)
     first_token_at: float | None = None
-    #: Tokens that this attempt has produced.
+    #: Tokens that this attempt has produced; those of its first event.
     produced_tokens: int = 0
+    first_tokens: int = 0
 
     def resume(self, so_far: Delivered) -> None:
         """Go on where an earlier attempt stopped."""
@@ -70,7 +73,9 @@ class Transcript:
         for index, choice in so_far.choices.items():
             self.choices[index] = TranscriptChoice([choice.text], len(choice.tokens), list(choice.logprobs))
 
-    def describe(self, *, choices: int, prompt_tokens: int, seed: int, reproducible: bool, logprobs: bool) -> None:
+    def describe(
+        self, *, choices: int, prompt_tokens: int, seed: int | None, reproducible: bool | None, logprobs: bool
+    ) -> None:
         """Take note of what is known once the job is prepared."""
         self._have_choices(choices)
         self.prompt_tokens, self.seed = prompt_tokens, seed
@@ -94,6 +99,9 @@ class Transcript:
                 case Read():
                     fields = {"read_tokens": output.read_tokens, "prompt_tokens": self.prompt_tokens}
                     events.append(self._event("progress", fields))
+                case Vector():
+                    # nine digits are what tells two neighbours among such numbers apart
+                    self.vectors.append([float(f"{value:.9g}") for value in output.values.tolist()])
                 case Ended():
                     pass
         self._flush(pending, events)
@@ -141,7 +149,7 @@ class Transcript:
         if not text and not tokens:
             return
         if tokens and self.first_token_at is None:
-            self.first_token_at = time.monotonic()
+            self.first_token_at, self.first_tokens = time.monotonic(), len(tokens)
         choice.text.append(text)
         choice.tokens += len(tokens)
         self.produced_tokens += len(tokens)
@@ -183,11 +191,12 @@ class Transcript:
             )
             for index, choice in enumerate(self.choices)
         ]
-        decoding = now - (self.first_token_at or now)
+        decoding, later = now - (self.first_token_at or now), self.produced_tokens - self.first_tokens
         return Result(
             id=self.job_id,
             status=self._status(ended),
             choices=choices,
+            embeddings=self.vectors if self.vectors and ended.reason == "done" else None,
             usage=Usage(
                 prompt_tokens=self.prompt_tokens,
                 completion_tokens=sum(choice.tokens for choice in self.choices),
@@ -197,7 +206,7 @@ class Transcript:
                 queued_s=None if self.queued_seconds is None else round(self.queued_seconds, 4),
                 first_token_s=None if self.first_token_at is None else round(self.first_token_at - self.claimed_at, 4),
                 total_s=round(now - self.claimed_at, 4),
-                tokens_per_s=round(self.produced_tokens / decoding, 2) if decoding > 0 else None,
+                tokens_per_s=round(later / decoding, 2) if later and decoding > 0 else None,
             ),
             model=self.model,
             seed=self.seed,
