@@ -170,7 +170,7 @@ def kept(vector: Values, dimensions: int | None, *, normalize: bool) -> Values:
 def test_vectors_are_in_the_result_to_the_last_bit_and_in_no_event() -> None:
     numbers = np.random.default_rng(0).standard_normal((2, 500)).astype(np.float32)
     transcript = Transcript("j", 1, attempts=1, worker="w", model="m", piece=lambda _: b"")
-    outputs = [Began("j", 1, 0), *(Vector("j", 1, index, vector) for index, vector in enumerate(numbers))]
+    outputs: list[Output] = [Began("j", 1, 0), *(Vector("j", 1, index, vector) for index, vector in enumerate(numbers))]
 
     emission = transcript.write([*outputs, Text("j", 1, 0, "", (), "stop")])
     _, event, result = transcript.end(Ended("j", 1, "done"))
