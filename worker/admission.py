@@ -155,12 +155,12 @@ class Admission:
             self._insist(self._ledger.expire(job_id))
             self._admit(delivery, pool)  # now it has ended, and the claim says how
         elif claim.outcome == "ended":
-            pool.ended(delivery, Outcome("ended", claim.result) if claim.result else DROPPED)
+            pool.ended(delivery, Outcome("ended", claim.result))
         else:
             self._begin(delivery, claim, pool)
 
     def _drop_or_wait(self, delivery: Delivery, claim: Claim, pool: Ender) -> None:
-        """Let go of a live worker's job. If its owner is dead, this is its only message: wait until that is certain."""
+        """Let go of a live worker's job. If that worker is dead, wait until it is certain, and take the job."""
         if claim.lease_left_seconds > _ON_TIME * self._settings.lease_seconds:
             pool.ended(delivery, DROPPED)
         else:

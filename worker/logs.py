@@ -20,6 +20,7 @@ def configure_logging(settings: WorkerSettings) -> None:
     # One line a job is enough, and it is ours: Celery's would show the task's value.
     logging.getLogger("celery.app.trace").setLevel(logging.ERROR)
     logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)
+    logging.getLogger("celery.pool").setLevel(logging.INFO)  # its debug lines have the arguments, which are prompts
     # While Redis is away, every thread that waits to store a result would say so, with a traceback, again and again.
     logging.getLogger("celery.backends.base").setLevel(logging.ERROR)
     # Celery warns superusers because of pickle, which is not accepted here; a container's user is a superuser often.

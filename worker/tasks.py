@@ -48,12 +48,20 @@ def _register(app: Celery, name: str, function: Callable[..., Any]) -> None:
         Request="worker.delivery:EngineRequest",
         # An expected way to end: no traceback in the log.
         throws=(GenerationFailed,),
+        # Whatever it is sent with, admission judges it, and the ledger hears of it.
+        typing=False,
         # The pool says STARTED when the job starts; the tracer runs only at the end.
         track_started=False,
         # The arguments hold the prompt and the value holds the text; neither belongs into logs or events.
         resultrepr_maxsize=1,
     )
     task.engine_task = True
+    # By this Celery decides whether a task, linked to another's failure, is called on the spot or sent like any other.
+    task.__header__ = _arguments
+
+
+def _arguments(_earlier_result: Any = None, *, job: Any = None) -> None:
+    """What the task is sent with; a chain adds the result of the task before."""
 
 
 def register_cancel_command() -> None:
