@@ -11,7 +11,7 @@ from typing import Any
 from celery.worker import state as celery_state
 from celery.worker.request import Request
 
-from producer.jobs import describe_job
+from producer.kinds import describe_job
 from worker.outcome import Outcome
 
 #: Celery's tracer answers with: whether the task failed, the value's description or the exception, the runtime.
