@@ -115,8 +115,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "unicode": record(
         **{
             "größe": {"enum": ["klein", "groß"]},
-            "名前": {"enum": ["東京", "京都"]},
-            "😀": {"const": "👩‍👩‍👧 e\u0301 مرحبا"},
+            "名": {"enum": ["東京", "京都"]},
+            "😀": {"const": "e\u0301 مر"},
         }
     ),
     "all of several": {
@@ -132,7 +132,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def whole(demo_model: LlamaModel) -> Iterator[WholeEngine]:
-    with whole_engine(demo_model, slots=40, ctx_per_slot=256) as whole:
+    with whole_engine(demo_model, slots=100, ctx_per_slot=192) as whole:
         yield whole
 
 
@@ -143,7 +143,7 @@ def job(schema: dict[str, Any], seed: int) -> dict[str, Any]:
         "response_format": {"type": "json_schema", "json_schema": {"name": "example", "schema": schema}},
         "temperature": 0.8,
         "seed": seed,
-        "max_tokens": 80,
+        "max_tokens": 64,
     }
 
 
@@ -193,7 +193,7 @@ class Pet(BaseModel):
 
 @pytest.mark.timeout(300)
 def test_a_response_model_comes_back_as_its_instance(whole: WholeEngine) -> None:
-    fields = {"messages": ASKED, "temperature": 0.8, "max_tokens": 160}
+    fields = {"messages": ASKED, "temperature": 0.8, "max_tokens": 140}
 
     answers = whole.run({f"pet {seed}": prepare(None, Pet, {**fields, "seed": seed}).body() for seed in range(8)})
 
