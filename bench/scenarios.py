@@ -6,11 +6,10 @@ Distinct prompts are in `throughput.py`.
 from __future__ import annotations
 
 import itertools
-import os
 import signal
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from bench import peers, queue
@@ -19,9 +18,6 @@ from bench.limit import BareLoop
 from bench.setting import Setting
 from bench.stage import Worker, server, worker
 from bench.work import Work, distinct, mixed, shared_prefix, text_tokens
-
-#: Where the waiting messages are put aside, so that the worker does not see them.
-_PARKED = "parked"
 
 
 def measure(setting: Setting) -> dict[str, Any]:
@@ -130,26 +126,28 @@ def _longest_gap(setting: Setting, ours: Worker, jobs: int, long_tokens: int, se
 
 
 def backlog(setting: Setting) -> dict[str, Any]:
-    """What 10,000 waiting jobs cost: to submit them, to keep them, and while others are decoded."""
+    """What 10,000 waiting jobs cost: to submit them, to keep them, and while others are decoded.
+
+    Two servers and workers, one with the jobs, one without; the one with them stands still when it is not measured.
+    """
     count, slots = setting.size(10_000, 200), setting.size(32, 4)
     print(f"\nbacklog: {count} queued jobs")
+    options = {"threads": setting.threads, "lease_seconds": 100_000, "stall_seconds": 100_000, "drain_seconds": 0}
     with ExitStack() as stack:
-        quiet = stack.enter_context(
-            worker(stack.enter_context(server()), setting.path, slots, threads=setting.threads, observed=True)
-        )
-        ours = stack.enter_context(
-            worker(stack.enter_context(server()), setting.path, slots, threads=setting.threads, observed=True)
+        quiet, ours = (
+            stack.enter_context(worker(stack.enter_context(server()), setting.path, slots, observed=True, **options))
+            for _ in range(2)
         )
         queue.run(ours, distinct(setting.model, slots, 64, 16, seed=1))
         before, resident = _redis_bytes(ours), ours.resident_bytes()
-        seconds = _submit_parked(setting, ours, count)
+        stack.enter_context(_standing_still(ours))
+        seconds = _submit(setting, ours, count)
         kept = (_redis_bytes(ours) - before) / count
 
         def with_backlog() -> float:
-            ours.connection.rename(_PARKED, _waiting(ours))
+            ours.child.send_signal(signal.SIGCONT)
             value = _step_ms(setting, ours)
-            ours.connection.rename(_waiting(ours), _PARKED)
-            ours.wait_until_open(int(ours.connection.llen(_PARKED)))
+            ours.child.send_signal(signal.SIGSTOP)
             return value
 
         def without() -> float:
@@ -170,22 +168,23 @@ def backlog(setting: Setting) -> dict[str, Any]:
     )
 
 
-def _submit_parked(setting: Setting, ours: Worker, count: int) -> float:
-    """Seconds to submit, while the worker stands still; the queue is put aside before it goes on."""
+@contextmanager
+def _standing_still(ours: Worker) -> Iterator[None]:
+    """The worker is stopped; it goes on at the end, so that it can end."""
+    ours.child.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        ours.child.send_signal(signal.SIGCONT)
+
+
+def _submit(setting: Setting, ours: Worker, count: int) -> float:
+    """Seconds to submit so many jobs, one after another."""
     work = distinct(setting.model, 200, 64, setting.size(64, 32), seed=9)
-    os.kill(ours.child.pid, signal.SIGSTOP)
     begun = time.perf_counter()
     for number in range(count):
         ours.client.submit(prompt=work.prompts[number % 200], max_tokens=work.max_tokens, temperature=0.0)
-    seconds = time.perf_counter() - begun
-    ours.connection.rename(_waiting(ours), _PARKED)
-    os.kill(ours.child.pid, signal.SIGCONT)
-    return seconds
-
-
-def _waiting(ours: Worker) -> str:
-    """The list of messages of the default priority, as kombu names it."""
-    return f"{ours.settings.namespace}\x06\x165"
+    return time.perf_counter() - begun
 
 
 def _step_ms(setting: Setting, ours: Worker) -> float:

@@ -8,12 +8,19 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from producer.embedding import EmbedJob
 from producer.events import AnyEvent
 from producer.jobs import GenerateJob
 from producer.results import JobInfo, Result
 
 FOLDER = Path(__file__).parent / "schemas"
-FORMATS: dict[str, Any] = {"generate_job": GenerateJob, "event": AnyEvent, "result": Result, "job_info": JobInfo}
+FORMATS: dict[str, Any] = {
+    "generate_job": GenerateJob,
+    "embed_job": EmbedJob,
+    "event": AnyEvent,
+    "result": Result,
+    "job_info": JobInfo,
+}
 
 
 def schemas() -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from producer.async_client import AsyncClient, AsyncJobHandle
 from producer.client import Client, JobHandle
+from producer.embedding import EmbedJob
 from producer.errors import (
     CeleryLlamaError,
     IdempotencyConflict,
@@ -29,6 +30,7 @@ __all__ = [
     "CeleryLlamaError",
     "Choice",
     "Client",
+    "EmbedJob",
     "Event",
     "Failed",
     "Finished",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from functools import partial
 from types import TracebackType
@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from producer import flows
 from producer.connection import connect_async, reachable
+from producer.embedding import EmbedJob
 from producer.errors import CeleryLlamaError
 from producer.events import AnyEvent, Event
 from producer.flows import CancelOutcome
@@ -59,6 +60,14 @@ class AsyncClient:
         """
         job_id = await self._run(flows.submit(self.settings, flows.prepare(job, response_model, fields)))
         return AsyncJobHandle(self, job_id, response_model)
+
+    async def embed(self, texts: str | Sequence[str] | EmbedJob, /, **fields: Any) -> AsyncJobHandle:
+        """Queue an embedding job; the result's `.embeddings` has a vector for each text, in their order.
+
+        Raises InvalidJob, JobTooLarge, IdempotencyConflict, ServerUnreachable.
+        """
+        job = flows.prepare_embedding(texts, fields)
+        return AsyncJobHandle(self, await self._run(flows.submit(self.settings, job)))
 
     def job(self, job_id: str, *, response_model: type[BaseModel] | None = None) -> AsyncJobHandle:
         """Return a handle on a job, whoever submitted it, without asking the server. Raises InvalidJob for no id."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from celery import Celery
 
-from producer.jobs import describe_job
-from producer.names import CANCEL_COMMAND, GENERATE_TASK
+from producer.kinds import describe_job, task_of
+from producer.names import CANCEL_COMMAND
 from producer.settings import Settings
 
 #: One Redis list per priority; on Redis, 0 is served first.
@@ -80,7 +80,7 @@ def _celery_url(url: str) -> str:
 def publish(app: Celery, job_id: str, body: Mapping[str, Any], priority: int) -> None:
     """Send the task message of a job that is in the ledger; raises kombu.exceptions.OperationalError."""
     app.send_task(
-        GENERATE_TASK,
+        task_of(body),
         kwargs={"job": body},
         task_id=job_id,
         priority=priority,

@@ -66,7 +66,9 @@ class Output:
         if self.as_json:
             self._write(result.model_dump_json(exclude_none=True) + "\n")
             return
-        for choice in result.choices:
+        for vector in result.embeddings or ():
+            self._write(json.dumps(vector) + "\n")
+        for choice in result.choices if result.embeddings is None else ():
             self._choice(choice.index, choice.text)
         if result.error is not None:
             self.error(result.error.code, result.error.message)

@@ -5,7 +5,7 @@ What to do is decided in flows.py; here it is done, with blocking calls.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from producer import flows
 from producer.connection import connect, reachable
+from producer.embedding import EmbedJob
 from producer.errors import CeleryLlamaError
 from producer.events import AnyEvent, Event
 from producer.flows import CancelOutcome
@@ -59,6 +60,14 @@ class Client:
         """
         job_id = self._run(flows.submit(self.settings, flows.prepare(job, response_model, fields)))
         return JobHandle(self, job_id, response_model)
+
+    def embed(self, texts: str | Sequence[str] | EmbedJob, /, **fields: Any) -> JobHandle:
+        """Queue an embedding job; the result's `.embeddings` has a vector for each text, in their order.
+
+        Raises InvalidJob, JobTooLarge, IdempotencyConflict, ServerUnreachable.
+        """
+        job = flows.prepare_embedding(texts, fields)
+        return JobHandle(self, self._run(flows.submit(self.settings, job)))
 
     def job(self, job_id: str, *, response_model: type[BaseModel] | None = None) -> JobHandle:
         """Return a handle on a job, whoever submitted it, without asking the server. Raises InvalidJob for no id."""

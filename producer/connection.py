@@ -17,6 +17,8 @@ from producer.errors import ServerUnreachable
 from producer.settings import Settings
 
 CONNECTION_ERRORS = (redis.ConnectionError, redis.TimeoutError)
+#: A stream that is being read holds one. redis-py stops at 100 of them; how many are too many is the server's to say.
+MOST_CONNECTIONS = 100_000
 #: Tries after the first, about two seconds of waiting in all.
 RETRIES = 4
 
@@ -36,7 +38,7 @@ def _backoff() -> ExponentialWithJitterBackoff:
 
 
 def _options(settings: Settings) -> dict[str, Any]:
-    options: dict[str, Any] = {"socket_timeout": settings.redis_timeout_seconds}
+    options: dict[str, Any] = {"socket_timeout": settings.redis_timeout_seconds, "max_connections": MOST_CONNECTIONS}
     if not settings.redis_url.startswith("unix://"):
         options |= {"socket_connect_timeout": settings.redis_timeout_seconds, "socket_keepalive": True}
     return options

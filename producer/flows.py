@@ -6,6 +6,7 @@ tested without a server. A step that fails is thrown into the flow. Pure; any th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -15,6 +16,7 @@ from pydantic_core import from_json
 from producer import queries
 from producer.connection import CONNECTION_ERRORS
 from producer.cursor import EventCursor
+from producer.embedding import EmbedJob, parse_embed_job
 from producer.errors import (
     IdempotencyConflict,
     InvalidJob,
@@ -26,6 +28,7 @@ from producer.errors import (
 )
 from producer.events import AnyEvent, parse_event
 from producer.jobs import GenerateJob, encode_body, parse_generate_job
+from producer.kinds import Job
 from producer.ledger import Replay, Submission
 from producer.names import Names
 from producer.replay import PAGE_ENTRIES
@@ -49,7 +52,16 @@ def prepare(job: GenerateJob | None, response_model: type[BaseModel] | None, fie
     return parse_generate_job(body)
 
 
-def submit(settings: Settings, job: GenerateJob) -> Flow[str]:
+def prepare_embedding(given: EmbedJob | str | Sequence[str], fields: dict[str, Any]) -> EmbedJob:
+    """Make the job of what `embed` was given; raises InvalidJob."""
+    if not isinstance(given, EmbedJob):
+        return parse_embed_job({"input": given if isinstance(given, str) else list(given), **fields})
+    if fields:
+        raise TypeError("give either a job or its fields")
+    return parse_embed_job(given.body())
+
+
+def submit(settings: Settings, job: Job) -> Flow[str]:
     """Enter the job into the ledger, then send its message; returns its id."""
     body = job.body()
     size = len(encode_body(body).encode())

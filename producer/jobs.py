@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
@@ -81,7 +81,8 @@ class ResponseFormat(_Strict):
         return self
 
 
-def _one_or_many(value: Any) -> Any:
+def one_or_many(value: Any) -> Any:
+    """A text alone is a list of one."""
     return [value] if isinstance(value, str) else value
 
 
@@ -118,6 +119,13 @@ class QueueOptions(_Strict):
         default_factory=dict, max_length=16
     )
 
+    def body(self) -> dict[str, Any]:
+        """The job as it goes over the wire: only what was set, in JSON types."""
+        return self.model_dump(mode="json", exclude_unset=True, by_alias=True)
+
+
+J = TypeVar("J", bound=QueueOptions)
+
 
 class GenerateJob(QueueOptions):
     """Text generation: a prompt or a chat, how to sample, what form the output must have."""
@@ -133,7 +141,7 @@ class GenerateJob(QueueOptions):
 
     # length
     max_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
-    stop: Annotated[list[StopString], BeforeValidator(_one_or_many), Field(max_length=MAX_STOP_STRINGS)] = Field(
+    stop: Annotated[list[StopString], BeforeValidator(one_or_many), Field(max_length=MAX_STOP_STRINGS)] = Field(
         default_factory=list
     )
     ignore_eos: bool = False
@@ -195,15 +203,16 @@ class GenerateJob(QueueOptions):
             raise ValueError("lora: an adapter may be named once")
         return self
 
-    def body(self) -> dict[str, Any]:
-        """The job as it goes over the wire: only what was set, in JSON types."""
-        return self.model_dump(mode="json", exclude_unset=True, by_alias=True)
-
 
 def parse_generate_job(body: object) -> GenerateJob:
+    """Validate the body of a `celery_llama.generate` task; raises InvalidJob."""
+    return parse_body(GenerateJob, body)
+
+
+def parse_body(kind: type[J], body: object) -> J:
     """Validate a job body; raises InvalidJob with one line that names the fields but does not repeat their contents."""
     try:
-        job = GenerateJob.model_validate(body)
+        job = kind.model_validate(body)
         encode_body(job.body()).encode()
         return job
     except ValidationError as error:
@@ -220,19 +229,6 @@ def encode_body(body: Mapping[str, Any]) -> str:
     Keys stay in their order: a schema's properties are generated in theirs.
     """
     return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-
-def describe_job(body: Mapping[str, Any]) -> str:
-    """A few words for Flower and the logs, such as "chat, 3 messages, max_tokens=64"; never any of the prompt."""
-    messages, prompt = body.get("messages"), body.get("prompt")
-    if isinstance(messages, list):
-        words = ["chat", f"{len(messages)} message{'s' * (len(messages) != 1)}"]
-    elif isinstance(prompt, str):
-        words = ["prompt", f"{len(prompt)} characters"]
-    else:
-        words = ["prompt", f"{len(prompt)} tokens"] if isinstance(prompt, list) else ["no prompt"]
-    words += [f"{name}={body[name]}" for name in ("max_tokens", "n") if isinstance(body.get(name), int)]
-    return ", ".join(words)
 
 
 def describe_validation_error(error: ValidationError) -> str:

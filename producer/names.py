@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from producer.errors import InvalidJob
 
 GENERATE_TASK = "celery_llama.generate"
+EMBED_TASK = "celery_llama.embed"
 #: Remote-control command that makes a worker look at once at a job that somebody wants cancelled.
 CANCEL_COMMAND = "celery_llama_cancel"
 

@@ -70,7 +70,10 @@ class Result(_Lenient):
 
     id: str
     status: EndStatus
+    #: Of an embedding job one without text: it says how the job ended.
     choices: list[Choice] = Field(default_factory=list)
+    #: Of an embedding job that completed: a vector for each text, in the texts' order.
+    embeddings: list[list[float]] | None = None
     usage: Usage = Field(default_factory=Usage)
     timings: Timings = Field(default_factory=Timings)
     model: str | None = None

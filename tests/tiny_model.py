@@ -41,21 +41,9 @@ def vocabulary() -> tuple[list[str], list[float], list[gguf.TokenType]]:
     return tokens, scores, types
 
 
-def write_tiny_model(
-    path: Path, *, seed: int = 0, quantised: bool = True, chat_template: str | None = CHAT_TEMPLATE
-) -> Path:
-    """Write the model; the same arguments give the same bytes."""
+def add_vocabulary(writer: gguf.GGUFWriter, chat_template: str | None = None) -> None:
+    """Write the vocabulary into a model."""
     tokens, scores, types = vocabulary()
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name("tiny")
-    writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(N_EMBED)
-    writer.add_block_count(N_LAYER)
-    writer.add_feed_forward_length(N_FEED_FORWARD)
-    writer.add_head_count(N_HEAD)
-    writer.add_head_count_kv(N_HEAD // 2)
-    writer.add_rope_dimension_count(N_EMBED // N_HEAD)
-    writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
@@ -71,8 +59,32 @@ def write_tiny_model(
     writer.add_add_space_prefix(False)
     if chat_template is not None:
         writer.add_chat_template(chat_template)
-    _add_weights(writer, np.random.default_rng(seed), len(tokens), quantised=quantised)
-    _finish(writer)
+
+
+def write_tiny_model(
+    path: Path,
+    *,
+    seed: int = 0,
+    quantised: bool = True,
+    chat_template: str | None = CHAT_TEMPLATE,
+    pooling: gguf.PoolingType | None = None,
+) -> Path:
+    """Write the model; the same arguments give the same bytes."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("tiny")
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(N_EMBED)
+    writer.add_block_count(N_LAYER)
+    writer.add_feed_forward_length(N_FEED_FORWARD)
+    writer.add_head_count(N_HEAD)
+    writer.add_head_count_kv(N_HEAD // 2)
+    writer.add_rope_dimension_count(N_EMBED // N_HEAD)
+    writer.add_layer_norm_rms_eps(1e-5)
+    if pooling is not None:
+        writer.add_pooling_type(pooling)
+    add_vocabulary(writer, chat_template)
+    _add_weights(writer, np.random.default_rng(seed), len(vocabulary()[0]), quantised=quantised)
+    finish(writer)
     return path
 
 
@@ -117,11 +129,12 @@ def write_tiny_adapter(path: Path, *, seed: int = 0, architecture: str = "llama"
                 weights = (random.standard_normal(shape) * 1.5 / shape[1] ** 0.5).astype(np.float32)
                 tensor = gguf.quants.quantize(weights, kind)
                 writer.add_tensor(f"blk.{layer}.{name}.weight.lora_{part}", tensor, raw_dtype=kind)
-    _finish(writer)
+    finish(writer)
     return path
 
 
-def _finish(writer: gguf.GGUFWriter) -> None:
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Write the file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -13,20 +13,20 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import redis
 from pydantic_core import from_json
 
 from producer.errors import CeleryLlamaError, InvalidJob, JobTooLarge
-from producer.jobs import GenerateJob, parse_generate_job
+from producer.kinds import Job, parse_job
 from producer.ledger import Claim
 from producer.names import check_job_id
 from producer.replay import Delivered, delivered, read_events
 from producer.results import JobError, Result
 from producer.scripts import Operation, execute
 from worker.delivery import Delivery
-from worker.engine.preparer import Preparation
+from worker.engine.preparation import Preparation
 from worker.outcome import DROPPED, HANDED_BACK, Outcome
 from worker.postponed import Postponed
 from worker.publisher import Publisher
@@ -52,7 +52,7 @@ class Identity:
 
 
 class Preparer(Protocol):
-    """What admission needs of the model (`engine.preparer`)."""
+    """What admission needs of the model (`engine.preparer`, `engine.embed_preparer`)."""
 
     def piece(self, token: int) -> bytes:
         """A token's bytes."""
@@ -61,10 +61,10 @@ class Preparer(Protocol):
         self,
         job_id: str,
         number: int,
-        job: GenerateJob,
+        job: Job,
         delivered: Mapping[int, list[int]],
         limit_seconds: float | None,
-    ) -> Preparation:
+    ) -> Preparation[Any]:
         """Make an attempt; raises CeleryLlamaError."""
 
 
@@ -155,12 +155,12 @@ class Admission:
             self._insist(self._ledger.expire(job_id))
             self._admit(delivery, pool)  # now it has ended, and the claim says how
         elif claim.outcome == "ended":
-            pool.ended(delivery, Outcome("ended", claim.result) if claim.result else DROPPED)
+            pool.ended(delivery, Outcome("ended", claim.result))
         else:
             self._begin(delivery, claim, pool)
 
     def _drop_or_wait(self, delivery: Delivery, claim: Claim, pool: Ender) -> None:
-        """Let go of a live worker's job. If its owner is dead, this is its only message: wait until that is certain."""
+        """Let go of a live worker's job. If that worker is dead, wait until it is certain, and take the job."""
         if claim.lease_left_seconds > _ON_TIME * self._settings.lease_seconds:
             pool.ended(delivery, DROPPED)
         else:
@@ -207,22 +207,22 @@ class Admission:
             return Delivered()
         return delivered(read_events(self._connection, self._ledger.names, job_id))
 
-    def _prepare(self, delivery: Delivery, claim: Claim, transcript: Transcript, so_far: Delivered) -> Preparation:
+    def _prepare(self, delivery: Delivery, claim: Claim, transcript: Transcript, so_far: Delivered) -> Preparation[Any]:
         if len(claim.body) > self._settings.max_job_bytes:
             raise JobTooLarge(len(claim.body), self._settings.max_job_bytes)
         try:
             body = from_json(claim.body)
         except ValueError as error:
             raise InvalidJob("the job is not JSON that can be read") from error
-        job = parse_generate_job(body)
+        job = parse_job(delivery.task, body)
         tokens = {choice: said.tokens for choice, said in so_far.choices.items()}
         prepared = self._preparer.prepare(delivery.job_id, claim.attempt, job, tokens, delivery.limit_seconds)
         transcript.describe(
-            choices=job.n,
+            choices=prepared.choices,
             prompt_tokens=prepared.prompt_tokens,
             seed=prepared.seed,
             reproducible=prepared.reproducible,
-            logprobs=job.logprobs,
+            logprobs=prepared.logprobs,
         )
         return prepared
 

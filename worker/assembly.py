@@ -9,36 +9,39 @@ import logging
 import os
 import socket
 import uuid
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import redis
 from celery import Celery
-from celery.platforms import SecurityWarning
-from celery.signals import setup_logging
 from kombu.exceptions import OperationalError
 
 from producer.celery_app import PRIORITIES, make_app, publish
 from producer.connection import connect
 from worker import backend, tasks, transport
-from worker.admission import Admission, Identity
+from worker.admission import Admission, Identity, Preparer
 from worker.backstage import Backstage
 from worker.delivery import Deliveries, Delivery
+from worker.engine.embed_preparer import EmbedPreparer
+from worker.engine.embedder import LlamaEmbedder
+from worker.engine.embedding import EmbedScheduler
 from worker.engine.llama import LlamaEngine, LlamaModel
 from worker.engine.outputs import EndReason
-from worker.engine.plan import Adapters
+from worker.engine.plan import Adapters, Engine
 from worker.engine.preparer import JobPreparer
 from worker.engine.probe import probe
 from worker.engine.scheduler import Scheduler
 from worker.guests import Guests, consumer_step
 from worker.keeper import Keeper
+from worker.logs import configure_logging
 from worker.models import load_model
 from worker.pool import EnginePool
 from worker.publisher import Publisher
 from worker.reconciler import Reconciler
 from worker.runner import End, Runner
+from worker.runner import Scheduler as AnyScheduler
 from worker.scout import Scout
 from worker.server import wait_for_server
 from worker.settings import WorkerSettings
@@ -47,46 +50,51 @@ logger = logging.getLogger(__name__)
 
 #: The process has to go because a part of it failed; its jobs go to others when the lease lapses.
 EXIT_CRASHED = 70
-_LOG_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 
 
 def run_worker(settings: WorkerSettings) -> int:
     """Work until told to stop; returns the exit code. Raises CeleryLlamaError if it cannot begin."""
     configure_logging(settings)
     wait_for_server(settings)
-    with (
-        load_model(settings) as model,
-        LlamaEngine(model, settings) as engine,
-    ):
-        preparer = _make_preparer(settings, model, engine)
+    with load_model(settings) as model, _machinery(settings, model) as machinery:
         transport.install()
         app, outcomes = make_app(settings), tasks.Outcomes()
         backend.install(app)
         tasks.register(app, outcomes)
         tasks.register_cancel_command()
-        with _running(settings, model, engine, app, outcomes, preparer) as backstage:
+        with _running(settings, machinery, app, outcomes) as backstage:
             return _serve(settings, app, backstage)
 
 
-def configure_logging(settings: WorkerSettings) -> None:
-    """Log to stderr, one line an event; Celery is kept from setting up its own."""
-    setup_logging.connect(_keep_our_logging, weak=False)
-    logging.basicConfig(format=_LOG_FORMAT, level=settings.log_level.upper(), force=True)
-    # One line a job is enough, and it is ours: Celery's would show the task's value.
-    logging.getLogger("celery.app.trace").setLevel(logging.ERROR)
-    logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)
-    # While Redis is away, every thread that waits to store a result would say so, with a traceback, again and again.
-    logging.getLogger("celery.backends.base").setLevel(logging.ERROR)
-    # Celery warns superusers because of pickle, which is not accepted here; a container's user is a superuser often.
-    warnings.simplefilter("ignore", SecurityWarning)
+@dataclass(frozen=True, slots=True)
+class Machinery:
+    """What a model needs to be of use: to generate text, or to embed texts."""
+
+    model_name: str
+    engine: Engine
+    scheduler: AnyScheduler
+    preparer: Preparer
+    #: For Flower's Pool tab.
+    description: dict[str, Any]
 
 
-def _keep_our_logging(**_: object) -> None:
-    """Receiving the signal is what keeps Celery from configuring logging."""
+@contextmanager
+def _machinery(settings: WorkerSettings, model: LlamaModel) -> Iterator[Machinery]:
+    """Build what the model's file asks for."""
+    if model.pooling is None:
+        with LlamaEngine(model, settings) as engine:
+            yield _generating(settings, model, engine)
+    else:
+        with LlamaEmbedder(model, settings) as embedder:
+            limits = embedder.limits
+            logger.info("%s: embeddings of %d values (%s)", model.name, model.n_embed, model.pooling)
+            preparer = EmbedPreparer(model, settings, limits.cells_per_slot)
+            description = {"slots": limits.slots, "embedding-values": model.n_embed}
+            yield Machinery(model.name, embedder, EmbedScheduler(limits), preparer, description)
 
 
-def _make_preparer(settings: WorkerSettings, model: LlamaModel, engine: LlamaEngine) -> JobPreparer:
-    """Find out whether output depends on who shares the batch, and make what prepares jobs."""
+def _generating(settings: WorkerSettings, model: LlamaModel, engine: LlamaEngine) -> Machinery:
+    """Find out whether output depends on who shares the batch; results say so."""
 
     def vouch(adapters: Adapters) -> bool:
         report = probe(engine, model.n_vocab, settings.chunk_tokens, adapters)
@@ -101,35 +109,35 @@ def _make_preparer(settings: WorkerSettings, model: LlamaModel, engine: LlamaEng
     reproducible = vouch(())
     # Adapters are float matrices as a rule, and those are computed differently in company.
     with_lora = bool(model.adapters) and vouch(tuple(sorted((name, 1.0) for name in model.adapters)))
-    return JobPreparer(model, settings, reproducible=reproducible, reproducible_with_lora=with_lora)
+    scheduler = Scheduler(
+        engine.limits,
+        model,
+        chunk_tokens=settings.chunk_tokens,
+        prefill_tokens=settings.prefill_tokens,
+        share_prefixes=settings.share_prefixes,
+        store_bytes=settings.prefix_store_mib * 2**20,
+    )
+    preparer = JobPreparer(model, settings, reproducible=reproducible, reproducible_with_lora=with_lora)
+    cells = settings.slots * settings.ctx_per_slot
+    description = {"slots": settings.slots, "cells": cells, "reproducible": reproducible}
+    return Machinery(model.name, engine, scheduler, preparer, description)
 
 
 @contextmanager
 def _running(
-    settings: WorkerSettings,
-    model: LlamaModel,
-    engine: LlamaEngine,
-    app: Celery,
-    outcomes: tasks.Outcomes,
-    preparer: JobPreparer,
+    settings: WorkerSettings, machinery: Machinery, app: Celery, outcomes: tasks.Outcomes
 ) -> Iterator[Backstage]:
     """Everything behind the pool, started; stopped on the way out."""
     with connect(settings) as for_events, connect(settings) as for_claims, connect(settings) as for_leases:
         # A worker restarted under its predecessor's name must not pass for the owner of the other's jobs.
-        identity = Identity(f"{settings.worker_name}-{uuid.uuid4().hex[:6]}", model.name)
-        publisher, runner = _connect_engine(settings, model, engine, for_events)
-        admission = Admission(for_claims, settings, preparer, runner, publisher, _mark_started(app), identity)
+        identity = Identity(f"{settings.worker_name}-{uuid.uuid4().hex[:6]}", machinery.model_name)
+        publisher, runner = _connect_engine(settings, machinery, for_events)
+        admission = Admission(for_claims, settings, machinery.preparer, runner, publisher, _mark_started(app), identity)
         deliveries = Deliveries()
         guests = Guests(settings.places, most=settings.slots)
         app.steps["consumer"].add(consumer_step(guests))
         keeper = _make_keeper(settings, app, for_leases, identity.owner, runner, deliveries, guests)
-        description = {
-            "model": model.name,
-            "slots": settings.slots,
-            "cells": settings.slots * settings.ctx_per_slot,
-            "reproducible": preparer.reproducible,
-            "owner": identity.owner,
-        }
+        description = {"model": machinery.model_name, **machinery.description, "owner": identity.owner}
         backstage = Backstage(
             admission=admission,
             runner=runner,
@@ -149,7 +157,7 @@ def _running(
 
 
 def _connect_engine(
-    settings: WorkerSettings, model: LlamaModel, engine: LlamaEngine, connection: redis.Redis
+    settings: WorkerSettings, machinery: Machinery, connection: redis.Redis
 ) -> tuple[Publisher, Runner]:
     """The engine's thread and the publisher's: each tells the other something, so they are made together."""
 
@@ -159,16 +167,8 @@ def _connect_engine(
     def outbox_full() -> bool:
         return publisher.full
 
-    scheduler = Scheduler(
-        engine.limits,
-        model,
-        chunk_tokens=settings.chunk_tokens,
-        prefill_tokens=settings.prefill_tokens,
-        share_prefixes=settings.share_prefixes,
-        store_bytes=settings.prefix_store_mib * 2**20,
-    )
     publisher = Publisher(connection, settings.ledger, end_job, settings.outbox_tokens, crash)
-    runner = Runner(engine, scheduler, publisher.put, outbox_full, crash)
+    runner = Runner(machinery.engine, machinery.scheduler, publisher.put, outbox_full, crash)
     return publisher, runner
 
 

@@ -8,8 +8,11 @@ import redis
 
 from producer.connection import hide_password
 from producer.errors import CeleryLlamaError, ServerUnreachable
-from worker.engine.llama import LlamaEngine
+from worker.engine.embedder import LlamaEmbedder
+from worker.engine.llama import LlamaEngine, LlamaModel
+from worker.engine.plan import Piece, Plan
 from worker.engine.probe import probe
+from worker.errors import EngineFault
 from worker.models import load_model
 from worker.server import wait_for_server
 from worker.settings import WorkerSettings
@@ -54,20 +57,35 @@ def _check_server(settings: WorkerSettings, say: Say) -> None:
 
 
 def _check_model(settings: WorkerSettings, say: Say) -> None:
-    with (
-        load_model(settings) as model,
-        LlamaEngine(model, settings) as engine,
-    ):
+    with load_model(settings) as model:
         say(f"ok    model: {model.name} ({model.architecture}, {model.n_vocab} tokens, {model.path})")
-        if model.chat_template is None:
-            say("      but: it has no chat template, so it takes `prompt` and no `messages`")
+        if model.pooling is None:
+            _check_generating(settings, model, say)
+        else:
+            _check_embedding(settings, model, say)
+
+
+def _check_generating(settings: WorkerSettings, model: LlamaModel, say: Say) -> None:
+    if model.chat_template is None:
+        say("      but: it has no chat template, so it takes `prompt` and no `messages`")
+    if model.adapters:
+        say(f"ok    adapters: {', '.join(model.adapters)}")
+    with LlamaEngine(model, settings) as engine:
         report = probe(engine, model.n_vocab, settings.chunk_tokens)
-        yes_no = {True: "same bits", False: "other bits"}
-        say(
-            f"ok    device: alone and among others, decoding gives the {yes_no[report.decode]}, "
-            f"reading the {yes_no[report.prefill]}"
+    yes_no = {True: "same bits", False: "other bits"}
+    say(
+        f"ok    device: alone and among others, decoding gives the {yes_no[report.decode]}, "
+        f"reading the {yes_no[report.prefill]}"
+    )
+    if not report.reproducible:
+        say("      so: greedy output may depend on who shares the batch; results say `reproducible: false`")
+
+
+def _check_embedding(settings: WorkerSettings, model: LlamaModel, say: Say) -> None:
+    with LlamaEmbedder(model, settings) as embedder:
+        (result,) = embedder.execute(
+            Plan(calls=[[Piece(0, 0, model.tokenize("a", add_special=True, parse_special=False), None)]])
         )
-        if model.adapters:
-            say(f"ok    adapters: {', '.join(model.adapters)}")
-        if not report.reproducible:
-            say("      so: greedy output may depend on who shares the batch; results say `reproducible: false`")
+        if result.error is not None:
+            raise EngineFault(f"the device cannot embed: {result.error.message}")
+        say(f"ok    device: makes embeddings of {model.n_embed} values ({model.pooling}), and generates no text")

@@ -11,6 +11,7 @@ from typing import Any
 from celery.worker import state as celery_state
 from celery.worker.request import Request
 
+from producer.kinds import describe_job
 from worker.outcome import Outcome
 
 #: Celery's tracer answers with: whether the task failed, the value's description or the exception, the runtime.
@@ -27,6 +28,17 @@ class EngineRequest(Request):  # type: ignore[misc]
     #: When the task was accepted (Unix seconds).
     time_start: float | None
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # Whoever sent it may have described it by its arguments, and those are the user's text.
+        job = self.kwargs.get("job") if isinstance(self.kwargs, dict) else None
+        self._argsrepr, self._kwargsrepr = "()", describe_job(job) if isinstance(job, dict) else "a job"
+
+    def info(self, safe: bool = False) -> dict[str, Any]:
+        """Describe it to `inspect active`; never by its arguments."""
+        description: dict[str, Any] = super().info(safe=True)
+        return description
+
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """Answer `revoke(terminate=True)`, Flower's button."""
         pool.revoke(self)
@@ -37,6 +49,11 @@ class EngineRequest(Request):  # type: ignore[misc]
 
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
         """Answer a cold shutdown: nothing, since the pool hands its jobs back as it stops."""
+
+    def let_go(self) -> None:
+        """Forget the message without acknowledging it: it comes back when its lease lapses."""
+        celery_state.task_ready(self)
+        self.message.channel.qos.let_go(self.message.delivery_tag)
 
     def conclude_revoked(self, pool: Any) -> None:
         """Announce the revocation, store REVOKED, acknowledge: all that stock Celery does."""
@@ -72,6 +89,11 @@ class Delivery:
     #: Set once the attempt is over; a redelivery that comes later is not adopted.
     outcome: Outcome | None = None
     answer: TracerAnswer | None = None
+
+    @property
+    def task(self) -> str:
+        """The task's name."""
+        return str(self.arguments[0])
 
     @property
     def wire_job(self) -> tuple[str, int]:
@@ -111,7 +133,10 @@ class Delivery:
         """Give the outcome to Celery: the state is stored, the event is sent, the message is acknowledged."""
         assert self.outcome is not None
         result = self.outcome.result
-        if self.outcome.kind == "handed_back":
+        if self.outcome.kind == "dropped":
+            # Whoever has the job may have lost its own message: if that worker dies, this one brings the job back.
+            self.request.let_go()
+        elif self.outcome.kind == "handed_back":
             celery_state.task_ready(self.request)
             self.request.reject(requeue=True)
         elif result is not None and result.status == "cancelled":
@@ -131,7 +156,7 @@ class Delivery:
     @property
     def needs_tracer(self) -> bool:
         """Whether Celery's tracer stores the outcome; a revocation and a hard time limit are stored by the request."""
-        if self.outcome is None or self.outcome.kind == "handed_back" or self.hit_hard_limit:
+        if self.outcome is None or self.outcome.kind != "ended" or self.hit_hard_limit:
             return False
         return self.outcome.result is None or self.outcome.result.status != "cancelled"
 

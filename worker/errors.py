@@ -2,6 +2,7 @@
 
 CeleryLlamaError (producer.errors)
 ├── PromptTooLong           context_length_exceeded
+├── TextTooLong             context_length_exceeded
 ├── BadTemplate             invalid_request
 ├── BadGrammar              invalid_request
 ├── EngineFault             engine_error
@@ -22,6 +23,15 @@ class PromptTooLong(InvalidJob):
         super().__init__(
             f"the prompt has {prompt_tokens} tokens; this worker's slots have {limit_tokens} for prompt and output"
         )
+
+
+class TextTooLong(InvalidJob):
+    """A text to embed is longer than what the model reads."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, index: int, tokens: int, limit_tokens: int) -> None:
+        super().__init__(f"input.{index}: the text has {tokens} tokens; this worker's model reads {limit_tokens}")
 
 
 class BadTemplate(InvalidJob):

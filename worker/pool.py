@@ -87,8 +87,11 @@ class EnginePool(BasePool):  # type: ignore[misc]
         hub.on_tick.add(self._work_off)
 
     def on_stop(self) -> None:
-        """Warm shutdown: let running jobs finish, up to the drain time; hand the rest back."""
-        self._stop(self.backstage.drain_seconds)
+        """Warm shutdown: let running jobs finish, up to the drain time; hand the rest back.
+
+        A cold one begins with this too (`celery.apps.worker.on_cold_shutdown`), and says by a flag that it is cold.
+        """
+        self._stop(0.0 if celery_state.should_terminate else self.backstage.drain_seconds)
 
     def on_terminate(self) -> None:
         """Cold shutdown: hand everything back."""
@@ -196,8 +199,9 @@ class EnginePool(BasePool):  # type: ignore[misc]
         if self._stopping:
             return
         self._stopping = True
-        deadline = time.monotonic() + drain_seconds
         hurry = _Hurry()
+        logger.info("stopping; %d job(s) have %g s to finish", len(self._deliveries), drain_seconds)
+        deadline = time.monotonic() + drain_seconds
         while self._deliveries and time.monotonic() < deadline and not hurry.asked:
             self._work_off_one(0.1)
         left = len(self._deliveries)

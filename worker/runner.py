@@ -10,12 +10,13 @@ import queue
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from producer.results import JobError
 from worker.engine.counters import Counters
+from worker.engine.embedding import EmbedAttempt
 from worker.engine.outputs import EndReason, Output
-from worker.engine.plan import Engine
-from worker.engine.scheduler import Scheduler
+from worker.engine.plan import Call, CallResult, Engine, Plan
 from worker.engine.sequence import Attempt
 from worker.threads import Crash, vital_thread
 
@@ -27,7 +28,7 @@ _PAUSE_SECONDS = 0.05
 class Add:
     """Take in an attempt."""
 
-    attempt: Attempt
+    attempt: Attempt | EmbedAttempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,38 @@ class Stop:
 
 
 Command = Add | End | EndAll | Ping | Stop
+
+
+class Scheduler(Protocol):
+    """Decides and accounts (`engine.scheduler`, `engine.embedding`). Engine thread, but for the counters."""
+
+    counters: Counters
+
+    def add(self, attempt: Any) -> list[Output]:
+        """Take in an attempt of the kind that the model's preparer makes."""
+
+    def end(self, job_id: str, reason: EndReason, error: JobError | None = None) -> list[Output]:
+        """End an attempt early, if it is here."""
+
+    def expire(self, now: float) -> list[Output]:
+        """End the attempts whose time is up (monotonic seconds)."""
+
+    def tidy(self) -> None:
+        """Free what ended attempts held; between steps."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to compute."""
+
+    @property
+    def job_ids(self) -> list[str]:
+        """The jobs that are here."""
+
+    def plan(self, now: float) -> Plan:
+        """Write the next step."""
+
+    def commit(self, call: Call, result: CallResult) -> list[Output]:
+        """Account for one call of the plan."""
 
 
 class Runner:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from celery import Celery
@@ -12,7 +12,7 @@ from celery.exceptions import Ignore
 from celery.worker.control import control_command
 
 from producer.errors import GenerationFailed
-from producer.names import CANCEL_COMMAND, GENERATE_TASK
+from producer.names import CANCEL_COMMAND, EMBED_TASK, GENERATE_TASK
 from worker.outcome import DROPPED, Outcome
 
 
@@ -34,21 +34,34 @@ class Outcomes(threading.local):
 def register(app: Celery, outcomes: Outcomes) -> None:
     """Define the tasks on the application."""
 
-    def generate(*_args: Any, **_kwargs: Any) -> dict[str, Any]:
+    def outcome(*_args: Any, **_kwargs: Any) -> dict[str, Any]:
         return conclude(outcomes.current)
 
+    for name in (GENERATE_TASK, EMBED_TASK):
+        _register(app, name, outcome)
+
+
+def _register(app: Celery, name: str, function: Callable[..., Any]) -> None:
     task = app.task(
-        generate,
-        name=GENERATE_TASK,
+        function,
+        name=name,
         Request="worker.delivery:EngineRequest",
         # An expected way to end: no traceback in the log.
         throws=(GenerationFailed,),
+        # Whatever it is sent with, admission judges it, and the ledger hears of it.
+        typing=False,
         # The pool says STARTED when the job starts; the tracer runs only at the end.
         track_started=False,
         # The arguments hold the prompt and the value holds the text; neither belongs into logs or events.
         resultrepr_maxsize=1,
     )
     task.engine_task = True
+    # By this Celery decides whether a task, linked to another's failure, is called on the spot or sent like any other.
+    task.__header__ = _arguments
+
+
+def _arguments(_earlier_result: Any = None, *, job: Any = None) -> None:
+    """What the task is sent with; a chain adds the result of the task before."""
 
 
 def register_cancel_command() -> None:

@@ -14,7 +14,7 @@ from producer.events import encode_event
 from producer.ledger import Emission
 from producer.replay import Delivered
 from producer.results import Choice, EndStatus, FinishReason, Result, Timings, TokenLogprob, Usage
-from worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text
+from worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text, Vector
 from worker.engine.plan import Sampled
 
 #: What ended a choice that the engine never saw, or did not see to its end.
@@ -53,6 +53,8 @@ class Transcript:
     reproducible: bool | None = None
     logprobs: bool = False
     choices: list[TranscriptChoice] = field(default_factory=lambda: [TranscriptChoice()])
+    #: Of an embedding job: its texts' vectors, in order. They are in the result alone, not in events.
+    vectors: list[list[float]] = field(default_factory=list)
     #: Number of the last event; continues over attempts.
     seq: int = 0
     #: Whether an earlier attempt has said that the job has started: readers see a pause, not a restart.
@@ -71,7 +73,9 @@ class Transcript:
         for index, choice in so_far.choices.items():
             self.choices[index] = TranscriptChoice([choice.text], len(choice.tokens), list(choice.logprobs))
 
-    def describe(self, *, choices: int, prompt_tokens: int, seed: int, reproducible: bool, logprobs: bool) -> None:
+    def describe(
+        self, *, choices: int, prompt_tokens: int, seed: int | None, reproducible: bool | None, logprobs: bool
+    ) -> None:
         """Take note of what is known once the job is prepared."""
         self._have_choices(choices)
         self.prompt_tokens, self.seed = prompt_tokens, seed
@@ -95,6 +99,9 @@ class Transcript:
                 case Read():
                     fields = {"read_tokens": output.read_tokens, "prompt_tokens": self.prompt_tokens}
                     events.append(self._event("progress", fields))
+                case Vector():
+                    # nine digits are what tells two neighbours among such numbers apart
+                    self.vectors.append([float(f"{value:.9g}") for value in output.values.tolist()])
                 case Ended():
                     pass
         self._flush(pending, events)
@@ -189,6 +196,7 @@ class Transcript:
             id=self.job_id,
             status=self._status(ended),
             choices=choices,
+            embeddings=self.vectors if self.vectors and ended.reason == "done" else None,
             usage=Usage(
                 prompt_tokens=self.prompt_tokens,
                 completion_tokens=sum(choice.tokens for choice in self.choices),

@@ -41,19 +41,23 @@ class _RemembersItsConnection:
 class QoS(kombu_redis.QoS):  # type: ignore[misc]
     """What the worker holds; what could not be acknowledged or put back is not held any more."""
 
+    def let_go(self, delivery_tag: str) -> None:
+        """Hold the message no longer, and tell Redis nothing: it is delivered again when its lease lapses."""
+        self._quick_ack(delivery_tag)
+
     def ack(self, delivery_tag: str) -> None:
         """Raises what Redis raises."""
         try:
             super().ack(delivery_tag)
         finally:
-            self._quick_ack(delivery_tag)
+            self.let_go(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Raises what Redis raises."""
         try:
             super().reject(delivery_tag, requeue=requeue)
         finally:
-            self._quick_ack(delivery_tag)
+            self.let_go(delivery_tag)
 
 
 class Channel(_RemembersItsConnection, kombu_redis.Channel):  # type: ignore[misc]

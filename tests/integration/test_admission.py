@@ -42,7 +42,7 @@ class Around:
         return b""
 
     def prepare(self, *_: Any) -> Any:
-        return SimpleNamespace(prompt_tokens=1, seed=1, reproducible=True, attempt=None)
+        return SimpleNamespace(prompt_tokens=1, seed=1, reproducible=True, attempt=None, choices=1, logprobs=False)
 
 
 @pytest.fixture

@@ -1,10 +1,9 @@
-"""The outbox on a real ledger: order, ends, fences, cancels, and a server that goes away and comes back."""
+"""The outbox on a real ledger: order, ends, fences, cancels, lost answers."""
 
 from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -17,7 +16,6 @@ from producer.replay import delivered, read_events
 from producer.results import JobError
 from producer.settings import Settings
 from tests.integration.hand import Hand
-from tests.scene import Server, scene
 from tests.waiting import wait_until
 from worker.engine.outputs import Began, Ended, EndReason, Output, Text
 from worker.engine.plan import Sampled
@@ -252,58 +250,3 @@ def test_a_repeated_call_is_harmless(
     events = desk.events("job")
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     assert delivered(events).choices[0].text == "ab"
-
-
-# the server goes away
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    server = Server(tmp_path)
-    with scene(server, []):
-        server.start()
-        yield server
-
-
-def test_what_is_said_while_the_server_is_away_is_written_in_order_when_it_is_back(server: Server) -> None:
-    settings = Settings(redis_url=server.url, redis_timeout_seconds=2.0)
-    with connect(settings) as connection:
-        hand, desk = Hand(connection, settings.ledger), Desk(settings, connection)
-        desk.publisher.start()
-        hand.claim("job")
-        desk.open("job")
-        desk.publisher.put([Began("job", 1, 0), text("job", "before ")])
-        wait_until(lambda: desk.events("job"), "the first events are written")
-        server.stop()
-        for number in range(OUTBOX_TOKENS // 2):
-            desk.publisher.put([text("job", f"{number} ")])
-        assert desk.publisher.full, "the engine is asked to pause"
-        desk.publisher.put(done("job"))
-        server.start()
-        _, outcome, status = desk.outcome()
-        desk.publisher.stop(SECONDS)
-
-        expected = "before " + "".join(f"{number} " for number in range(OUTBOX_TOKENS // 2))
-        assert outcome.result is not None
-        assert (outcome.result.text, status) == (expected, b"completed")
-        events = desk.events("job")
-        assert [event.seq for event in events] == list(range(1, len(events) + 1))
-        assert delivered(events).choices[0].text == expected
-        assert not desk.publisher.full
-
-
-def test_a_stopping_worker_does_not_wait_for_ever_for_a_server_that_stays_away(
-    server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings = Settings(redis_url=server.url, redis_timeout_seconds=1.0)
-    with connect(settings) as connection:
-        desk = Desk(settings, connection)
-        desk.publisher.start()
-        Hand(connection, settings.ledger).claim("job")
-        desk.open("job")
-        server.stop()
-        desk.publisher.put([text("job", "lost")])
-        wait_until(lambda: "they wait" in caplog.text, "the outage is noticed")
-        desk.publisher.stop(0.0)
-
-        wait_until(lambda: "1 event(s) were not written" in caplog.text, "the thread has given up")

@@ -71,6 +71,18 @@ def test_a_message_that_cannot_be_acknowledged_frees_its_place(server: Server, c
     assert channel.qos.can_consume()
 
 
+def test_a_message_that_is_let_go_frees_its_place_and_comes_back_later(server: Server, channel: Any) -> None:
+    tag = hold(channel)
+
+    channel.qos.let_go(tag)
+
+    assert channel.qos.can_consume()
+    with server.connection() as connection:
+        assert connection.hexists("unacked", tag)
+    channel.qos.restore_by_tag(tag)  # what kombu does when its time is over
+    assert {channel.basic_get("queue").payload for _ in range(2)} == {0, 1}
+
+
 def test_the_transport_is_the_workers_own() -> None:
     assert transport.Channel.QoS is transport.QoS
     assert transport.SentinelChannel.QoS is transport.QoS

@@ -31,8 +31,10 @@ IO = {
 #: Every rule of these is tested without a model or a server.
 PURE = {
     "producer/cursor.py",
+    "worker/engine/calls.py",
     "worker/engine/counters.py",
     "worker/engine/detokenizer.py",
+    "worker/engine/embedding.py",
     "worker/engine/gbnf.py",
     "worker/engine/json_grammar.py",
     "worker/engine/memory.py",
@@ -52,6 +54,7 @@ PURE = {
 LLAMA = {
     "worker/engine/batch.py",
     "worker/engine/candidates.py",
+    "worker/engine/embedder.py",
     "worker/engine/context.py",
     "worker/engine/llama.py",
     "worker/engine/model.py",

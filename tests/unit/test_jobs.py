@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from producer.errors import InvalidJob
-from producer.jobs import GenerateJob, Message, describe_job, encode_body, parse_generate_job
+from producer.jobs import GenerateJob, Message, encode_body, parse_generate_job
+from producer.kinds import describe_job
 
 SECRET = "the user's secret"
 

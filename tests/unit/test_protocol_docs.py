@@ -11,6 +11,7 @@ import pytest
 
 from docs.json_schemas import FOLDER, schemas
 from producer import errors
+from producer.embedding import parse_embed_job
 from producer.events import parse_event
 from producer.jobs import parse_generate_job
 from producer.names import GENERATE_TASK, Names
@@ -34,7 +35,9 @@ def test_the_schemas_are_current() -> None:
 
 def test_the_examples_are_valid() -> None:
     parse_generate_job(json.loads(block("job")))
+    parse_embed_job(json.loads(block("embed")))
     Result.model_validate_json(block("result"))
+    assert Result.model_validate_json(block("embeddings")).embeddings
     assert len({parse_event(line).type for line in block("event").splitlines()}) == 5
 
 

@@ -35,9 +35,9 @@ class Batch:
             logits=_pointer(self._outputs, ctypes.c_int8),
         )
 
-    def fill(self, pieces: Sequence[Piece]) -> None:
-        """Lay out the pieces one after another; logits for the last row of each piece that wants them."""
-        if all(len(piece.tokens) == 1 for piece in pieces):
+    def fill(self, pieces: Sequence[Piece], *, every_output: bool = False) -> None:
+        """Lay out the pieces one after another; logits for the last row of each piece that wants them, or for all."""
+        if not every_output and all(len(piece.tokens) == 1 for piece in pieces):
             rows = len(pieces)
             self._tokens[:rows] = [piece.tokens[0] for piece in pieces]
             self._positions[:rows] = [piece.start for piece in pieces]
@@ -51,8 +51,8 @@ class Batch:
             self._tokens[start:end] = piece.tokens
             np.add(self._range[: end - start], piece.start, out=self._positions[start:end])
             self._slots[start:end] = piece.slot
-            self._outputs[start:end] = 0
-            self._outputs[end - 1] = piece.wants_logits
+            self._outputs[start:end] = every_output
+            self._outputs[end - 1] |= piece.wants_logits
         self.struct.n_tokens = end
 
 

@@ -65,3 +65,17 @@ def context_params(model: LlamaModel, settings: WorkerSettings) -> Any:
     params.swa_full = model.can_trim
     params.no_perf = True
     return params
+
+
+def embedding_params(settings: WorkerSettings, batch_tokens: int) -> Any:
+    """A context that pools whole texts, `batch_tokens` in a call."""
+    params = lib.llama_context_default_params()
+    params.embeddings = True  # the way of pooling is left open, so llama.cpp takes the file's
+    params.n_seq_max = settings.slots
+    # Texts of any lengths share a call, so they share the cells, and one call's are enough.
+    params.kv_unified = params.swa_full = True
+    params.n_ctx = params.n_batch = params.n_ubatch = batch_tokens
+    params.n_threads = params.n_threads_batch = settings.threads or usable_cores()
+    params.flash_attn_type = _FLASH_ATTENTION[settings.flash_attention]
+    params.no_perf = True
+    return params

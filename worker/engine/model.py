@@ -20,6 +20,8 @@ from worker.errors import StartupError
 logger = logging.getLogger(__name__)
 
 GGUF_MAGIC = b"GGUF"
+#: llama.cpp's pooling types as a GGUF's metadata have them.
+_POOLING = {"1": "mean", "2": "cls", "3": "last", "4": "rank"}
 #: GGML_LOG_LEVEL_ERROR in ggml.h.
 _LOG_LEVEL_ERROR = 4
 #: What llama.cpp said at level error; it gives reasons only through its log, the first line being the most exact.
@@ -66,13 +68,14 @@ class LlamaModel:
         self.path = path
         self.pointer: Any = pointer
         self.vocab: Any = lib.llama_model_get_vocab(pointer)
-        if not lib.llama_model_has_decoder(pointer) or lib.llama_model_has_encoder(pointer):
-            self.close()
-            raise StartupError(f"{path} is not a decoder-only model, and only those can generate here")
         self.n_vocab: int = lib.llama_vocab_n_tokens(self.vocab)
         self.n_ctx_train: int = lib.llama_model_n_ctx_train(pointer)
         self.name = name or path.stem
         self.architecture = self.metadata("general.architecture") or "unknown"
+        #: How the vectors of a text's tokens become one; None of a model that generates.
+        self.pooling = _POOLING.get(self.metadata(f"{self.architecture}.pooling_type"))
+        #: Values of an embedding.
+        self.n_embed: int = lib.llama_model_n_embd_out(pointer)
         self.chat_template = _text_or_none(lib.llama_model_chat_template(pointer, None))
         self.adds_bos: bool = lib.llama_vocab_get_add_bos(self.vocab)
         self.bos: int = lib.llama_vocab_bos(self.vocab)
@@ -91,11 +94,21 @@ class LlamaModel:
         #: LoRA adapters by name; llama.cpp frees them with the model.
         self.adapters: dict[str, Any] = {}
         try:
-            for adapter, file in (lora or {}).items():
-                self.adapters[adapter] = self._load_adapter(file)
+            self._check_use()
+            self.adapters.update((adapter, self._load_adapter(file)) for adapter, file in (lora or {}).items())
         except StartupError:
             self.close()
             raise
+
+    def _check_use(self) -> None:
+        encodes, decodes = lib.llama_model_has_encoder(self.pointer), lib.llama_model_has_decoder(self.pointer)
+        if self.pooling == "rank":
+            raise StartupError(f"{self.path} is a reranking model; only generating and embedding ones can be used here")
+        if self.pooling is not None:
+            if encodes and decodes:
+                raise StartupError(f"{self.path} has an encoder and a decoder, and such models cannot embed here")
+        elif encodes or not decodes or self.metadata(f"{self.architecture}.attention.causal") == "false":
+            raise StartupError(f"{self.path} is not a causal decoder-only model, and only those can generate here")
 
     def _load_adapter(self, path: Path) -> Any:
         _check_file(path, "adapter")

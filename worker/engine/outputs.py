@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from producer.results import FinishReason, JobError
-from worker.engine.plan import Sampled
+from worker.engine.plan import Sampled, Values
 
 EndReason = Literal["done", "timeout", "cancelled", "failed", "handed_back", "dropped"]
 
@@ -44,6 +44,16 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class Vector:
+    """The vector of one text of an embedding job, as the job wants it."""
+
+    job_id: str
+    attempt: int
+    index: int
+    values: Values
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The attempt is over; nothing more comes from it."""
 
@@ -53,4 +63,4 @@ class Ended:
     error: JobError | None = None
 
 
-Output = Began | Read | Text | Ended
+Output = Began | Read | Text | Vector | Ended

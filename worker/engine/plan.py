@@ -13,6 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 
 @dataclass(frozen=True, slots=True)
 class Copy:
@@ -67,6 +70,9 @@ class Sampler(Protocol):
     def close(self) -> None:
         """Free what the sampler holds; safe to call twice."""
 
+
+#: The values of an embedding.
+Values = npt.NDArray[np.float32]
 
 #: The LoRA adapters that a sequence is computed with: names and scales, sorted, none of them 0. Cells computed with one
 #: set are of no use with another, and llama.cpp applies one set to a whole call.
@@ -143,6 +149,8 @@ class CallResult:
     sampled: dict[int, Sampled] = field(default_factory=dict)
     #: Sequences whose sampler raised; their neighbours are not concerned.
     faults: dict[int, str] = field(default_factory=dict)
+    #: Of an embedding engine: each text's vector, as the model pools it.
+    vectors: dict[int, Values] = field(default_factory=dict)
     #: The call failed as a whole.
     error: CallError | None = None
 

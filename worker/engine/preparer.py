@@ -5,26 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 
 from producer.errors import InvalidJob
 from producer.jobs import MAX_SEED, GenerateJob, LoraAdapter
+from producer.kinds import Job
 from worker.engine.detokenizer import Detokenizer
 from worker.engine.model import LlamaModel
 from worker.engine.plan import Adapters
+from worker.engine.preparation import Preparation
 from worker.engine.prompt import Prepared, PromptBuilder
 from worker.engine.sequence import Attempt, Sequence
 from worker.settings import WorkerSettings
-
-
-@dataclass(frozen=True, slots=True)
-class Preparation:
-    """An attempt that is ready for the engine, and what its readers are told."""
-
-    attempt: Attempt
-    prompt_tokens: int
-    seed: int
-    reproducible: bool
 
 
 class JobPreparer:
@@ -50,14 +41,16 @@ class JobPreparer:
         self,
         job_id: str,
         number: int,
-        job: GenerateJob,
+        job: Job,
         delivered: Mapping[int, list[int]],
         limit_seconds: float | None,
-    ) -> Preparation:
+    ) -> Preparation[Attempt]:
         """Make attempt `number` of the job, which goes on after the tokens `delivered` of each choice.
 
         Ends after `limit_seconds` at the latest. Raises InvalidJob, BadGrammar, EngineFault.
         """
+        if not isinstance(job, GenerateJob):
+            raise InvalidJob("this worker's model generates text and makes no embeddings; it needs an embedding model")
         adapters = self._adapters(job.lora)
         prepared = self._prompts.prepare(job)
         needed = job.n * (1 if prepared.negative is None else 2)
@@ -74,7 +67,9 @@ class JobPreparer:
             for part in sequence.parts:
                 part.adapters = adapters
         attempt = Attempt(job_id, number, job.priority, min(limits), sequences, exclusive=exclusive)
-        return Preparation(attempt, len(prepared.tokens), seed, reproducible or exclusive)
+        return Preparation(
+            attempt, len(prepared.tokens), seed, reproducible or exclusive, choices=job.n, logprobs=job.logprobs
+        )
 
     def _adapters(self, wanted: Many[LoraAdapter]) -> Adapters:
         known = self._model.adapters
