@@ -166,8 +166,9 @@ class Rig:
             last = piece.start + len(piece.tokens) - 1
             assert piece.start // self._chunk == last // self._chunk, "a prompt is cut at multiples of the chunk"
         if self.engine.limits.spare_slots and not self.engine.limits.shared_cells:
-            rows = sorted(piece.slot for piece in rows_of(plan))
-            assert rows == list(range(rows[0], rows[0] + len(rows))) if rows else True, "rows are side by side"
+            for adapters in {piece.adapters for piece in rows_of(plan)}:
+                rows = sorted(piece.slot for piece in rows_of(plan) if piece.adapters == adapters)
+                assert rows == list(range(rows[0], rows[0] + len(rows))), "rows are side by side"
 
 
 def rows_of(plan: Plan) -> list[Piece]:

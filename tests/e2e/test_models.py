@@ -15,9 +15,18 @@ import pytest
 from producer.client import JobHandle
 from producer.errors import JobFailed
 from producer.events import Finished, Started
-from tests.e2e.stage import PATIENCE_SECONDS, Stage, stream, wait_for_celery, wait_for_log, wait_for_status, whole
+from tests.e2e.stage import (
+    PATIENCE_SECONDS,
+    Stage,
+    stream,
+    wait_for_celery,
+    wait_for_log,
+    wait_for_status,
+    wait_for_tokens,
+    whole,
+)
 from tests.scene import ROOT, scene
-from tests.tiny_kinds import write_tiny_encoder
+from tests.tiny_kinds import write_tiny_encoder, write_tiny_mamba
 from tests.tiny_model import N_EMBED, tiny_model, write_tiny_adapter, write_tiny_model
 
 TEXTS = ["the thin king ate", "apple", "an apple and the other king in the inn .", "red"]
@@ -139,6 +148,19 @@ def test_a_wrong_adapter_stops_the_start_with_one_line(stage: Stage) -> None:
 
     wait_for_log(worker, "celery-llama-worker: llama.cpp cannot load")
     assert worker.wait() == 1
+
+
+def test_a_recurrent_model_generates_as_others_do(stage: Stage, tmp_path: Path) -> None:
+    stage.worker(model=write_tiny_mamba(tmp_path / "mamba.gguf"))
+    texts = ["the thin king ", "an apple in ", "the other one ate "]
+    alone = [stage.undisturbed_text(prompt=text) for text in texts]
+    endless = stage.submit(prompt=texts[0], max_tokens=900)
+    wait_for_tokens(endless)
+    together = [stage.submit(prompt=text) for text in texts * 4]
+
+    assert [whole(job).text for job in together] == alone * 4
+    endless.cancel()
+    assert whole(endless).text.startswith(alone[0])
 
 
 def test_check_says_what_an_embedding_model_is_good_for(stage: Stage, embedding_model: Path) -> None:

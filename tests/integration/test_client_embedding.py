@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import redis
+from click.testing import CliRunner
 
 from producer.async_client import AsyncClient
+from producer.cli import main
 from producer.client import Client
 from producer.errors import IdempotencyConflict, InvalidJob
 from producer.events import encode_event
@@ -54,14 +56,14 @@ def test_the_result_has_the_vectors(client: Client, hand: Hand) -> None:
 
 
 def test_the_asynchronous_client_embeds_too(settings: Settings, hand: Hand) -> None:
-    async def main() -> Result:
+    async def embed() -> Result:
         async with AsyncClient(settings=settings) as client:
             job = await client.embed(["a", "b"])
             hand.claim(job.id)
             finish(hand, job.id)
             return await job.result(timeout=10)
 
-    assert asyncio.run(main()).embeddings == VECTORS
+    assert asyncio.run(embed()).embeddings == VECTORS
 
 
 def test_a_failed_embedding_job_is_retried_as_one(
@@ -101,3 +103,14 @@ def test_a_wrong_job_is_refused_before_anything_is_stored(
         client.embed([])
 
     assert not messages(connection, names)
+
+
+def test_the_command_prints_a_vector_a_line(client: Client, settings: Settings, hand: Hand) -> None:
+    job = client.embed(["a", "b"])
+    hand.claim(job.id)
+    finish(hand, job.id)
+
+    arguments = ["--redis-url", settings.redis_url, "--namespace", settings.namespace, "result", job.id]
+    printed = CliRunner().invoke(main, arguments)
+
+    assert (printed.exit_code, printed.output) == (0, "[0.6, 0.8]\n[1.0, 0.0]\n")

@@ -38,6 +38,7 @@ PURE = {
     "worker/engine/gbnf.py",
     "worker/engine/json_grammar.py",
     "worker/engine/memory.py",
+    "worker/engine/order.py",
     "worker/engine/outputs.py",
     "worker/engine/patterns.py",
     "worker/engine/plan.py",
