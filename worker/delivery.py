@@ -103,7 +103,7 @@ class Delivery:
         body = keywords.get("job", positional[0] if positional else None)
         priority = (request.get("delivery_info") or {}).get("priority")
         # In ASCII, whatever it is: only JSON that means something gets past the validation.
-        return json.dumps(body, separators=(",", ":")), priority if isinstance(priority, int) else 0
+        return json.dumps(body, separators=(",", ":")), priority if type(priority) is int else 0  # True is an int, too
 
     @property
     def limit_seconds(self) -> float | None:

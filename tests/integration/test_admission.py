@@ -137,3 +137,14 @@ def test_a_ledger_entry_that_cannot_be_read_is_tried_again_later_and_not_at_once
     admission.admit(message(), around)
 
     assert wait_until(lambda: around.outcomes, "the delivery ends") == [DROPPED]
+
+
+@pytest.mark.parametrize("priority", [True, "5", None, [5]])
+def test_a_priority_that_is_no_number_holds_nobody_up(admission: Admission, around: Around, priority: Any) -> None:
+    """redis-py refuses to send it, and the admit thread would try again for ever."""
+    delivery = message()
+    delivery.arguments[2]["delivery_info"] = {"priority": priority}
+
+    admission.admit(delivery, around)
+
+    assert wait_until(lambda: around.claimed, "the job is claimed") == ["j"]
