@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, cast
 
 import redis
@@ -61,7 +62,8 @@ class Reconciler:
             self._suspects.clear()
             return
         missing = self._missing()
-        for job_id in missing & self._suspects:  # twice in a row: not merely on its way from one place to another
+        # Twice in a row: not merely on its way from one place to another.
+        for job_id in islice(missing & self._suspects, _PER_PASS):
             self._publish_again(job_id)
         self._suspects = missing
 
@@ -76,10 +78,8 @@ class Reconciler:
     def _missing(self) -> set[str]:
         """Open jobs that nobody has vouched for lately and that have no message."""
         stale_before = self._server_time() - self._stale_seconds
-        candidates = cast(
-            list[bytes],
-            self._connection.zrangebyscore(self._ledger.names.open, "-inf", stale_before, start=0, num=_PER_PASS),
-        )
+        # All of them: the oldest may have their messages, and wait for long behind more urgent ones.
+        candidates = cast(list[bytes], self._connection.zrangebyscore(self._ledger.names.open, "-inf", stale_before))
         if not candidates:
             return set()
         return {job_id.decode() for job_id in candidates} - set(self._messages())
