@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import redis
 
+from producer.kinds import readable_body
 from producer.scripts import execute
 from worker.settings import WorkerSettings
 
@@ -105,21 +106,12 @@ class Reconciler:
             return
         # Also if it was cancelled meanwhile: whoever gets the message tells Celery.
         logger.warning("job %s had lost its message; it is published again", job_id)
-        self._publish(job_id, _readable(body or b""), int(priority or 0))
+        self._publish(job_id, readable_body(body or b""), int(priority or 0))
         self._connection.zadd(names.open, {job_id: self._server_time()}, xx=True)
 
     def _server_time(self) -> float:
         seconds, microseconds = self._connection.time()
         return seconds + microseconds / 1e6
-
-
-def _readable(body: bytes) -> dict[str, Any]:
-    """The body for the message. One that makes no sense stays in the ledger, whose body is the one that counts."""
-    try:
-        decoded = json.loads(body)
-    except (ValueError, RecursionError):
-        return {}
-    return decoded if isinstance(decoded, dict) else {}
 
 
 def _job_id(raw: bytes) -> str | None:
