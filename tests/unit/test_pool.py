@@ -289,12 +289,13 @@ def test_whether_the_hard_time_limit_has_ended_a_job_is_decided_once(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, late_seconds: float
 ) -> None:
     """The limit may pass while the result is stored, and Celery would hear of two ends."""
-    clock = SimpleNamespace(monotonic=lambda: clock.now, now=100.0)
-    monkeypatch.setattr("worker.delivery.time", clock)
+    now = 100.0
+    monkeypatch.setattr("worker.delivery.time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(Message, "on_timeout", lambda message, *_: message.done.append("timed out"), raising=False)
 
     def slow_tracer(*_arguments: Any) -> tuple[int, str, float]:
-        clock.now += 5.0
+        nonlocal now
+        now += 5.0
         return 0, "value", 5.0
 
     monkeypatch.setattr(stage, "tracer", slow_tracer)
@@ -302,7 +303,7 @@ def test_whether_the_hard_time_limit_has_ended_a_job_is_decided_once(
     stage.delivery.hard_limit_seconds = 10.0
     stage.claim()
     stage.hub.run()
-    clock.now += 10.0 + late_seconds
+    now += 10.0 + late_seconds
 
     stage.end(TIMED_OUT)
 

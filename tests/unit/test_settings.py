@@ -96,5 +96,5 @@ def test_the_demos_worker_gets_the_settings_that_the_demo_was_given() -> None:
     options = worker_command(given)[4:]
 
     names = [option.removeprefix("--").replace("-", "_") for option in options[::2]]
-    told = WorkerSettings(**dict(zip(names, options[1::2], strict=True)))
+    told = WorkerSettings.model_validate(dict(zip(names, options[1::2], strict=True)))
     assert told.model_dump(include=given.model_fields_set) == given.model_dump(include=given.model_fields_set)
