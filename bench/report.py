@@ -96,6 +96,8 @@ def _tables(results: dict[str, Any]) -> Iterator[str]:
     ):
         if key in scenarios:
             yield from _medians(title, scenarios[key], scenarios[key]["unit"])
+    for name, figures in results.get("spin", {}).items():
+        yield from _medians(f"GOMP_SPINCOUNT, {name}", figures, figures["unit"])
     for title, part in (
         ("Delays", results.get("latency", {})),
         ("Profile of a step", {"": results.get("profile", {})}),

@@ -54,6 +54,7 @@ class Timings(_Lenient):
     queued_s: float | None = None
     first_token_s: float | None = None
     total_s: float | None = None
+    #: After the first event, which waits for the prompt; None without a second.
     tokens_per_s: float | None = None
 
 

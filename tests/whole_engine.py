@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from producer.events import AnyEvent, Progress, Started, Token, parse_event
+from producer.events import AnyEvent, Token, parse_event
 from producer.jobs import parse_generate_job
 from producer.results import Result, TokenLogprob
 from worker.engine.llama import LlamaEngine
@@ -52,10 +52,6 @@ class Answer:
         """A choice's text, put together from its events."""
         return "".join(event.text for event in self.token_events(choice))
 
-    def of_type(self, kind: type[Started] | type[Progress]) -> list[AnyEvent]:
-        """Events of a kind."""
-        return [event for event in self.events if isinstance(event, kind)]
-
 
 @dataclass
 class WholeEngine:
@@ -95,6 +91,10 @@ class WholeEngine:
         )
         self._transcripts[job_id], self._events[job_id] = transcript, []
         self._note(self.scheduler.add(prepared.attempt))
+
+    def end(self, job_id: str) -> None:
+        """Cancel a job."""
+        self._note(self.scheduler.end(job_id, "cancelled"))
 
     def step(self) -> None:
         """One step, as the engine thread makes it."""

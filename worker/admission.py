@@ -106,7 +106,7 @@ class Admission:
 
     def admit(self, delivery: Delivery, pool: Ender) -> None:
         """Claim the job and bring it into the engine, or end it."""
-        self._submit(lambda: self._admit(delivery, pool), lambda: pool.ended(delivery, HANDED_BACK))
+        self._submit(lambda: self._admit(delivery, pool), lambda: pool.ended(delivery, DROPPED))
 
     def cancel(self, job_id: str) -> None:
         """End the job, wherever it is."""

@@ -46,7 +46,7 @@ class Backstage:
         self._rate = _Rate()
 
     def start(self) -> None:
-        """Take the lease, then begin to work; raises redis.RedisError."""
+        """Take the lease, then begin to work; raises ServerUnreachable."""
         self._keeper.start()
         self._publisher.start()
         self._runner.start()

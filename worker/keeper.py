@@ -17,6 +17,7 @@ from producer.scripts import execute
 from worker.reconciler import Reconciler
 from worker.runner import Ping, Runner
 from worker.scout import Scout
+from worker.server import insist
 from worker.settings import WorkerSettings
 from worker.threads import Crash, vital_thread
 
@@ -42,6 +43,7 @@ class Keeper:
     ) -> None:
         """`in_work` names the jobs and the delivery tags that this worker holds; `crash` ends the process."""
         self._connection = connection
+        self._settings = settings
         self._ledger = settings.ledger
         self._lease_seconds = settings.lease_seconds
         self._interval_seconds = settings.lease_seconds / 5
@@ -56,8 +58,8 @@ class Keeper:
         self._thread = vital_thread("keeper", self._run, crash)
 
     def start(self) -> None:
-        """Take the lease and begin to keep it; raises redis.RedisError if the server is not there."""
-        self._vouch()
+        """Take the lease and begin to keep it; raises ServerUnreachable. The model took a while to load."""
+        insist(self._settings, self._vouch)
         self._thread.start()
 
     def stop(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 
+from celery.exceptions import CPendingDeprecationWarning
 from celery.platforms import SecurityWarning
 from celery.signals import setup_logging
 
@@ -25,6 +26,8 @@ def configure_logging(settings: WorkerSettings) -> None:
     logging.getLogger("celery.backends.base").setLevel(logging.ERROR)
     # Celery warns superusers because of pickle, which is not accepted here; a container's user is a superuser often.
     warnings.simplefilter("ignore", SecurityWarning)
+    # With every reconnect Celery warns that a default will change; it is set in celery_app.py.
+    warnings.simplefilter("ignore", CPendingDeprecationWarning)
 
 
 def _keep_our_logging(**_: object) -> None:

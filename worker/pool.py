@@ -23,7 +23,7 @@ from kombu.asynchronous import get_event_loop
 
 from worker.delivery import Deliveries, Delivery
 from worker.guests import Guests
-from worker.outcome import HANDED_BACK, Outcome
+from worker.outcome import DROPPED, HANDED_BACK, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -158,16 +158,22 @@ class EnginePool(BasePool):  # type: ignore[misc]
         try:
             with self.backstage.finish_with(delivery.outcome):
                 delivery.answer = delivery.tracer(*delivery.arguments)
-        except Exception:  # the message stays, and whoever gets it next finds the result in the ledger
+        except Exception:  # the message comes back, not at once, and whoever gets it finds the result in the ledger
             logger.exception("job %s has ended, but Celery's result could not be stored", delivery.job_id)
-            delivery.outcome = HANDED_BACK
+            delivery.outcome = DROPPED
         self._post(lambda: self._conclude(delivery))
 
     # ---- hub thread; the main thread while stopping
 
     def _work_off(self) -> None:
         while not self._inbox.empty():
-            self._inbox.get()()
+            self._carry_out(self._inbox.get())
+
+    def _carry_out(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception:  # Redis or a bug; Celery would end the worker
+            logger.exception("the pool could not do what it was told")
 
     def _settle(self, delivery: Delivery, outcome: Outcome) -> None:
         """Believe the outcome, unless something has happened since the claim that only another claim can clear up."""
@@ -218,7 +224,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
             action = self._inbox.get(timeout=timeout_seconds)
         except queue.Empty:
             return
-        action()
+        self._carry_out(action)
 
     def _get_info(self) -> dict[str, Any]:
         info: dict[str, Any] = super()._get_info()

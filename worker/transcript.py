@@ -61,8 +61,9 @@ class Transcript:
     started: bool = False
     claimed_at: float = field(default_factory=time.monotonic)
     first_token_at: float | None = None
-    #: Tokens that this attempt has produced.
+    #: Tokens that this attempt has produced; those of its first event.
     produced_tokens: int = 0
+    first_tokens: int = 0
 
     def resume(self, so_far: Delivered) -> None:
         """Go on where an earlier attempt stopped."""
@@ -148,7 +149,7 @@ class Transcript:
         if not text and not tokens:
             return
         if tokens and self.first_token_at is None:
-            self.first_token_at = time.monotonic()
+            self.first_token_at, self.first_tokens = time.monotonic(), len(tokens)
         choice.text.append(text)
         choice.tokens += len(tokens)
         self.produced_tokens += len(tokens)
@@ -190,7 +191,7 @@ class Transcript:
             )
             for index, choice in enumerate(self.choices)
         ]
-        decoding = now - (self.first_token_at or now)
+        decoding, later = now - (self.first_token_at or now), self.produced_tokens - self.first_tokens
         return Result(
             id=self.job_id,
             status=self._status(ended),
@@ -205,7 +206,7 @@ class Transcript:
                 queued_s=None if self.queued_seconds is None else round(self.queued_seconds, 4),
                 first_token_s=None if self.first_token_at is None else round(self.first_token_at - self.claimed_at, 4),
                 total_s=round(now - self.claimed_at, 4),
-                tokens_per_s=round(self.produced_tokens / decoding, 2) if decoding > 0 else None,
+                tokens_per_s=round(later / decoding, 2) if later and decoding > 0 else None,
             ),
             model=self.model,
             seed=self.seed,

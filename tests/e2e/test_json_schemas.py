@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from datetime import date
+from typing import Annotated, Any, Literal
 
 import jsonschema
 import pytest
+from pydantic import BaseModel, Field
 
+from producer.flows import parsed, prepare
 from tests.whole_engine import WholeEngine, whole_engine
 from worker.engine.model import LlamaModel
 
 JOBS_EACH = 10
+ASKED = [{"role": "user", "content": "Write an example as JSON."}]
 
 
 def record(**properties: Any) -> dict[str, Any]:
@@ -80,12 +84,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "patterns": record(
         code={"type": "string", "pattern": r"^[A-Z]{2}-\d{3}$"}, tag={"type": "string", "pattern": "^#(red|blue)?$"}
     ),
-    "formats": record(
-        day={"type": "string", "format": "date"},
-        at={"type": "string", "format": "date-time"},
-        id={"type": "string", "format": "uuid"},
-        host={"type": "string", "format": "ipv4"},
-    ),
+    "formats": record(at={"type": "string", "format": "date-time"}, host={"type": "string", "format": "ipv4"}),
     "lengths of strings": record(
         least={"type": "string", "minLength": 3, "maxLength": 5},
         exact={"type": "string", "minLength": 4, "maxLength": 4},
@@ -109,16 +108,15 @@ SCHEMAS: dict[str, dict[str, Any]] = {
             'with "quotes"': {"type": "boolean"},
             "back\\slash": {"type": "boolean"},
             "line\nbreak": {"type": "null"},
-            "": {"type": "null"},
-            "ref-0": {"type": "null"},
-            "$x.y/z~": {"type": "null"},
+            "": {"enum": [0]},
+            "$x.y/z~": {"enum": [0]},
         }
     ),
     "unicode": record(
         **{
             "größe": {"enum": ["klein", "groß"]},
-            "名前": {"enum": ["東京", "京都"]},
-            "😀": {"const": "👩‍👩‍👧 e\u0301 مرحبا"},
+            "名": {"enum": ["東京", "京都"]},
+            "😀": {"const": "e\u0301 مر"},
         }
     ),
     "all of several": {
@@ -134,18 +132,18 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def whole(demo_model: LlamaModel) -> Iterator[WholeEngine]:
-    with whole_engine(demo_model, slots=40, ctx_per_slot=256) as whole:
+    with whole_engine(demo_model, slots=100, ctx_per_slot=192) as whole:
         yield whole
 
 
 def job(schema: dict[str, Any], seed: int) -> dict[str, Any]:
     """A sampled job; the prompt says nothing of the schema, so that all form comes from the grammar."""
     return {
-        "messages": [{"role": "user", "content": "Write an example as JSON."}],
+        "messages": ASKED,
         "response_format": {"type": "json_schema", "json_schema": {"name": "example", "schema": schema}},
         "temperature": 0.8,
         "seed": seed,
-        "max_tokens": 160,
+        "max_tokens": 64,
     }
 
 
@@ -172,3 +170,34 @@ def test_two_hundred_of_two_hundred_texts_are_valid_by_their_schemas(whole: Whol
         texts[name].add(answer.text)
     assert len(answers) == 20 * JOBS_EACH
     assert all(texts.values()), "of every schema, at least one text came to its end"
+
+
+class Owner(BaseModel):
+    """Part of a response model."""
+
+    name: str = Field(min_length=1, max_length=8)
+    born: date
+
+
+class Pet(BaseModel):
+    """A response model with a field of every kind."""
+
+    kind: Literal["cat", "dog"]
+    legs: int = Field(ge=0, le=8)
+    weight: float = Field(gt=0, lt=100)
+    nickname: Annotated[str, Field(max_length=8)] | None
+    tags: list[Annotated[str, Field(pattern=r"^[a-z]{1,6}$")]] = Field(min_length=1, max_length=2)
+    owner: Owner | None = None
+    friend: Pet | None = None
+
+
+@pytest.mark.timeout(300)
+def test_a_response_model_comes_back_as_its_instance(whole: WholeEngine) -> None:
+    fields = {"messages": ASKED, "temperature": 0.8, "max_tokens": 140}
+
+    answers = whole.run({f"pet {seed}": prepare(None, Pet, {**fields, "seed": seed}).body() for seed in range(8)})
+
+    results = [parsed(answer.result, Pet) for answer in answers.values()]
+    for result in results:
+        assert isinstance(result.parsed, Pet) == (result.status == "completed")
+    assert sum(result.status == "completed" for result in results) >= 4

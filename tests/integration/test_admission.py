@@ -127,3 +127,13 @@ def test_a_task_that_was_revoked_before_it_came_is_claimed_and_cancelled(
 
     assert wait_until(lambda: around.closed, "the job ends") == ["cancelled"]
     assert hand.connection.hget(hand.ledger.names.job("j"), "status") == b"running", "the publisher ends it"
+
+
+def test_a_ledger_entry_that_cannot_be_read_is_tried_again_later_and_not_at_once(
+    admission: Admission, around: Around, hand: Hand, connection: redis.Redis
+) -> None:
+    connection.hset(hand.ledger.names.job("j"), mapping={"status": "completed", "result": "nonsense", "created": "1"})
+
+    admission.admit(message(), around)
+
+    assert wait_until(lambda: around.outcomes, "the delivery ends") == [DROPPED]

@@ -60,17 +60,24 @@ def schema_job(schema: Any) -> GenerateJob:
 
 def generated(model: LlamaModel, subject: GenerateJob, seed: int) -> str:
     """A random text that the job's grammar allows, up to its end."""
+    return spoken(model, subject, seed, tokens=4_000)[0]
+
+
+def spoken(model: LlamaModel, subject: GenerateJob, seed: int, *, tokens: int) -> tuple[str, bool]:
+    """A random text that the job's grammar allows, and whether it came to its end."""
     sampler = make_sampler(subject, model, seed=seed, grammar=job_grammar(subject, model))
     candidates, random, text = Candidates(model.n_vocab), np.random.default_rng(seed), b""
-    for _ in range(4_000):
+    ended = False
+    for _ in range(tokens):
         row = random.standard_normal(model.n_vocab).astype(np.float32)
         row[[*model.end_tokens, *model.tokenize('",}]', add_special=False, parse_special=False)]] += 5.0
         token = sampler.sample(row, candidates).token
-        if model.is_end(token):
+        ended = model.is_end(token)
+        if ended:
             break
         text += model.piece(token)
     sampler.close()
-    return text.decode(errors="replace")
+    return text.decode(errors="replace"), ended
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -210,3 +217,78 @@ def test_a_schema_with_many_optional_properties_is_quick(model: LlamaModel) -> N
     subject = schema_job(schema)
 
     make_sampler(subject, model, seed=1, grammar=job_grammar(subject, model)).close()
+
+
+names = st.sampled_from(["a", "b", "ab", 'q"', "\n", "é", "ref-0", "string"])
+scalars: st.SearchStrategy[dict[str, Any]] = st.one_of(
+    st.sampled_from([{}, {"type": "null"}, {"type": "boolean"}, {"type": ["integer", "null"]}, {"$ref": "#/$defs/d"}]),
+    st.fixed_dictionaries(
+        {"enum": st.lists(st.none() | st.booleans() | st.integers() | st.text(max_size=3), min_size=1)}
+    ),
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["integer", "number"])},
+        optional={
+            "minimum": st.integers(-50, 50) | st.sampled_from([0.5, -2.25]),
+            "maximum": st.integers(-50, 50) | st.sampled_from([0.5, 7.125]),
+            "exclusiveMinimum": st.integers(-50, 50),
+            "exclusiveMaximum": st.integers(-50, 50),
+        },
+    ),
+    st.fixed_dictionaries(
+        {"type": st.just("string")}, optional={"minLength": st.integers(0, 3), "maxLength": st.integers(0, 5)}
+    ),
+    st.fixed_dictionaries({"format": st.sampled_from(["date", "time", "date-time", "ipv4", "email", "uuid"])}),
+    st.fixed_dictionaries({"pattern": st.sampled_from([r"^[a-c]{2}$", r'^("|\\\\|x)+$', r"^[^a]\\d?$", r"^(a|b)*$"])}),
+)
+
+
+def larger(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    """Schemas made of others."""
+    objects = st.fixed_dictionaries(
+        {},
+        optional={
+            "properties": st.dictionaries(names, inner, max_size=3),
+            "required": st.lists(names, max_size=2, unique=True),
+            "additionalProperties": st.booleans() | inner,
+            "maxProperties": st.integers(0, 3),
+            "minProperties": st.integers(0, 1),
+        },
+    )
+    arrays = st.fixed_dictionaries(
+        {"type": st.just("array")},
+        optional={
+            "items": inner,
+            "prefixItems": st.lists(inner, min_size=1, max_size=2),
+            "minItems": st.integers(0, 3),
+            "maxItems": st.integers(0, 3),
+        },
+    )
+    unions = st.fixed_dictionaries({"anyOf": st.lists(inner, min_size=1, max_size=3)}, optional={"minimum": st.just(3)})
+    return st.one_of(
+        objects,
+        objects.map(lambda schema: {"type": "object", **schema}),
+        arrays,
+        unions,
+        st.fixed_dictionaries({"oneOf": st.lists(inner, min_size=1, max_size=2)}),
+        st.fixed_dictionaries({"allOf": st.lists(inner, min_size=1, max_size=2)}),
+    )
+
+
+schemas = st.recursive(scalars, larger, max_leaves=6)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(schema=schemas, target=schemas, seed=st.integers(0, 10_000))
+def test_any_schema_is_refused_or_what_its_grammar_allows_is_valid(
+    model: LlamaModel, schema: dict[str, Any], target: dict[str, Any], seed: int
+) -> None:
+    whole = {**schema, "$defs": {"d": target}}
+    subject = schema_job(whole)
+    try:
+        job_grammar(subject, model)
+    except BadGrammar:
+        return
+    text, ended = spoken(model, subject, seed, tokens=300)
+    if ended:
+        checker = jsonschema.FormatChecker(["date", "ipv4", "email"])
+        jsonschema.Draft202012Validator(whole, format_checker=checker).validate(json.loads(text))

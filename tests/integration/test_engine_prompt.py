@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from producer.errors import InvalidJob
-from producer.jobs import GenerateJob, Message, TextPart
+from producer.jobs import GenerateJob, Guidance, Message, TextPart
 from tests.tiny_model import BOS, CHAT_TEMPLATE, TURN_START, tiny_model, write_tiny_model
 from worker.engine.model import LlamaModel
 from worker.engine.prompt import PromptBuilder
@@ -149,3 +149,16 @@ def test_a_prompt_that_renders_to_nothing_has_at_least_bos(tmp_path: Path) -> No
 
 def test_the_template_is_the_models(model: LlamaModel) -> None:
     assert model.chat_template == CHAT_TEMPLATE
+
+
+@pytest.mark.parametrize(("shared_cells", "room"), [(False, 60), (True, 10)])
+def test_a_guided_pair_that_shares_one_pool_of_cells_has_half_of_it_for_each(
+    model: LlamaModel, shared_cells: bool, room: int
+) -> None:
+    builder = PromptBuilder(model, slot_tokens=100, shared_cells=shared_cells)
+    job = GenerateJob(prompt=[40] * 9, guidance=Guidance(negative_prompt="a" * 39, scale=2.0))
+
+    prepared = builder.prepare(job)
+
+    assert prepared.negative is not None
+    assert (len(prepared.negative), prepared.max_tokens) == (40, room)

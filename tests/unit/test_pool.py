@@ -155,6 +155,21 @@ def test_a_job_starts_before_it_ends_whatever_order_the_hub_calls_back_in(stage:
     assert message.done[0] == "started"
 
 
+def test_a_callback_of_celerys_that_fails_does_not_end_the_worker(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    message = stage.deliver("tag")
+    stage.delivery.accept_callback = fail
+    stage.claim()
+    stage.end(COMPLETED)
+
+    assert message.done == ["succeeded: completed, 0 tokens"]
+    assert "ZeroDivisionError" in caplog.text
+
+
 def test_what_the_hub_forgets_is_done_at_its_next_tick(stage: Stage) -> None:
     message = stage.deliver("tag")
     stage.claim()
@@ -228,7 +243,7 @@ def test_a_job_whose_result_celery_cannot_store_keeps_its_message(stage: Stage) 
     stage.fails = ConnectionError()
     stage.end(COMPLETED)
 
-    assert message.done == ["started", "requeued"]
+    assert message.done == ["started", "let go"], "put back at once, it would go round and round"
     assert not stage.wings.deliveries
 
 

@@ -95,7 +95,7 @@ def test_references_may_be_escaped_lead_through_lists_and_to_each_other() -> Non
         [{"enum": [1, "a"]}, {"const": "b"}],
         [TAGGED["cat"], TAGGED["dog"]],
         [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}],
-        [{"properties": {"a": {}}, "required": ["a"]}, {"properties": {"b": {}}, "required": ["b"]}],
+        [{"properties": {"a": {}}, "required": ["a"]}, {"properties": {"b": {}}, "required": ["b"], "type": "object"}],
         [{"type": ["string", "null"]}, {"type": "boolean"}],
     ],
 )
@@ -111,6 +111,7 @@ def test_oneof_may_be_used_where_its_alternatives_exclude_each_other(alternative
         [{"properties": {"a": {}}}, {"properties": {"b": {}}}],
         [{}, {"type": "null"}],
         [{"minimum": 3}, {"maximum": 2}],
+        [{"type": "string"}, {"properties": {"a": {}}, "required": ["a"]}],
     ],
 )
 def test_oneof_is_refused_where_two_alternatives_may_hold(alternatives: list[Any]) -> None:

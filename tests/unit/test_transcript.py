@@ -184,6 +184,20 @@ def test_a_job_without_a_token_has_no_time_of_its_first() -> None:
     assert end(transcript(), "cancelled")[1].timings.first_token_s is None
 
 
+def test_the_rate_counts_the_tokens_and_the_time_after_the_first_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("worker.transcript.time.monotonic", lambda: now[0])
+    one = transcript()
+
+    rates = []
+    for count in (2, 3, 5):
+        one.write([Text("job", 1, 0, "x" * count, [Sampled(7)] * count, None)])
+        rates.append(one.end(Ended("job", 1, "done"))[2].timings.tokens_per_s)
+        now[0] += 0.5
+
+    assert rates == [None, 6.0, 8.0]
+
+
 # log-probabilities
 
 

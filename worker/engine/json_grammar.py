@@ -23,6 +23,7 @@ MAX_COUNT = 1_000_000
 _BLOCK = 1_000
 #: One space at most, so that a model cannot go on with white space for ever.
 _SPACE = 'space ::= " "?'
+_COMMA = ' "," space '
 _BASIC = {
     "char": rf'{PLAIN} | "\\" (["\\/bfnrt] | "u" ([0-9A-CE-Fa-ce-f] [0-9A-Fa-f]{{3}} | [Dd] [0-7] [0-9A-Fa-f]{{2}}))',
     "string": r'"\"" char* "\"" space',
@@ -86,7 +87,7 @@ class _Writer:
 
     def _number(self, plain: dict[str, Any]) -> str:
         if plain.get("multipleOf", 1) != 1 or (plain["type"] == "number" and "multipleOf" in plain):
-            raise BadGrammar("the JSON schema has `multipleOf`, which output cannot be held to")
+            _refuse("`multipleOf`")
         low, low_open = bound_of(plain, "minimum", "exclusiveMinimum", max)
         high, high_open = bound_of(plain, "maximum", "exclusiveMaximum", min)
         if plain["type"] == "number":
@@ -98,7 +99,7 @@ class _Writer:
         return self._rule(f"{compile_pattern(f'^{pattern}$').gbnf} space")
 
     def _string(self, plain: dict[str, Any]) -> str:
-        least, most = _count(plain, "minLength") or 0, _count(plain, "maxLength")
+        least, most = _counts(plain, "Length")
         pattern, format_ = plain.get("pattern"), FORMATS.get(str(plain.get("format")))
         if pattern is None and format_ is None:
             return self._rule(rf'"\"" {self._repeated("char", least, most)} "\"" space')
@@ -111,8 +112,6 @@ class _Writer:
 
     def _repeated(self, symbol: str, least: int, most: int | None) -> str:
         """From `least` to `most` times a symbol, one way to read each; its expression may be empty."""
-        if most is not None and most < least:
-            raise BadGrammar("the JSON schema has a minimum above its maximum")
         blocks, rest = divmod(least, _BLOCK)
         parts = [f"{self._rule(f'{symbol}{{{_BLOCK}}}')}{{{blocks}}}"] if blocks else []
         parts += [f"{symbol}{{{rest}}}"] if rest else []
@@ -131,27 +130,22 @@ class _Writer:
         items, prefix = plain.get("items", True), plain.get("prefixItems", [])
         if isinstance(items, list):  # drafts before 2020-12
             items, prefix = plain.get("additionalItems", True), items
-        least, most = _count(plain, "minItems") or 0, _count(plain, "maxItems")
-        if most is not None and most < least:
-            raise BadGrammar("the JSON schema has a minimum above its maximum")
+        least, most = _counts(plain, "Items")
         if plain.get("uniqueItems") and most not in (0, 1):
-            raise BadGrammar("the JSON schema has `uniqueItems`, which output cannot be held to")
+            _refuse("`uniqueItems`")
         if "prefixItems" in plain or isinstance(plain.get("items"), list):
             most = max(least, len(prefix)) if most is None else most  # more are allowed, none is needed
         first = [self.value(part) for part in prefix[:most]]
         if items is False and least > len(first):
             raise BadGrammar("the JSON schema has a minItems above the items it admits")
         if items is False or most == len(first):
-            return self._rule(f'"[" space {self._joined(first)} "]" space')
+            return self._rule(f'"[" space {_COMMA.join(first)} "]" space')
         more = self._rule(f'"," space {self.value(items)}')
         if first:
             rest = self._repeated(more, max(0, least - len(first)), None if most is None else most - len(first))
-            return self._rule(f'"[" space {self._joined(first)} {rest} "]" space')
+            return self._rule(f'"[" space {_COMMA.join(first)} {rest} "]" space')
         some = f"{self.value(items)} {self._repeated(more, max(0, least - 1), None if most is None else most - 1)}"
         return self._rule(f'"[" space {some if least else f"({some})?"} "]" space')
-
-    def _joined(self, symbols: Iterable[str]) -> str:
-        return ' "," space '.join(symbols)
 
     def _object(self, plain: dict[str, Any]) -> str:
         named, required = plain.get("properties", {}), plain.get("required", [])
@@ -173,7 +167,7 @@ class _Writer:
             member = self._rule(f'{key} ":" space {self.value(other)}')
         self._check_size(plain, properties, len(set(required)), open_=member is not None)
         if not properties and member is not None:
-            return self._rule(self._map(member, _count(plain, "minProperties") or 0, _count(plain, "maxProperties")))
+            return self._rule(self._map(member, *_counts(plain, "Properties")))
         return self._rule(self._members(properties, set(required), member))
 
     def _map(self, member: str, least: int, most: int | None) -> str:
@@ -190,7 +184,7 @@ class _Writer:
             more = self._rule(f'("," space {member})*')
             first = self._rule(f"({member} {more})?")
         for name, schema in reversed(properties.items()):
-            pair = self._rule(f'{in_quotes(name)} space ":" space {self.value(schema)}')
+            pair = self._rule(f'{literal(json.dumps(name, ensure_ascii=False))} space ":" space {self.value(schema)}')
             if name in required:
                 first, more = self._rule(f"{pair} {more}"), self._rule(f'"," space {pair} {more}')
             else:
@@ -200,7 +194,7 @@ class _Writer:
 
     def _check_size(self, plain: dict[str, Any], properties: dict[str, Any], required: int, *, open_: bool) -> None:
         """Names may be repeated, and count once: so only what holds anyway can be promised."""
-        least, most = _count(plain, "minProperties") or 0, _count(plain, "maxProperties")
+        least, most = _counts(plain, "Properties")
         if least > max(required, 1 if open_ and not properties else 0):
             _refuse("minProperties")
         if most is not None and properties and (open_ or len(properties) > most):
@@ -226,13 +220,16 @@ class _Writer:
         return self._rule(text if "" in endings else f"({text})?")
 
 
-def in_quotes(name: str) -> str:
-    """A property's name as it stands in the JSON text."""
-    return literal(json.dumps(name, ensure_ascii=False))
-
-
 def _refuse(what: str) -> Any:
     raise BadGrammar(f"the JSON schema has {what}, which output cannot be held to")
+
+
+def _counts(plain: dict[str, Any], what: str) -> tuple[int, int | None]:
+    """How many there are at least and at most: items, properties, or characters."""
+    least, most = _count(plain, f"min{what}") or 0, _count(plain, f"max{what}")
+    if most is not None and most < least:
+        raise BadGrammar("the JSON schema has a minimum above its maximum")
+    return least, most
 
 
 def _count(plain: dict[str, Any], key: str) -> int | None:

@@ -17,6 +17,7 @@ from worker.errors import BadGrammar
 MAX_STEPS = 50_000
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
+_ALL = [name for name in TYPES if name != "integer"]
 KEYWORDS: dict[str, set[str]] = {
     "object": {"properties", "required", "additionalProperties", "propertyNames", "minProperties", "maxProperties"}
     | {"unevaluatedProperties", "patternProperties", "dependentRequired", "dependentSchemas", "dependencies"},
@@ -43,8 +44,12 @@ class Schemas:
         self._document = document
         self._steps = 0
 
-    def plain(self, schema: Any) -> dict[str, Any]:
-        """The schema in a plain form; raises BadGrammar."""
+    def plain(self, schema: Any, *, valid: bool = False) -> dict[str, Any]:
+        """The schema in a plain form; raises BadGrammar.
+
+        Without a type, `minLength` is valid for numbers too, and yet it is about strings: only with `valid` are other
+        types among the plain schema's.
+        """
         self._steps += 1
         if self._steps > MAX_STEPS:
             raise BadGrammar("the JSON schema is too large once its parts are put together")
@@ -55,11 +60,11 @@ class Schemas:
             rest = {key: value for key, value in said.items() if key not in ("$ref", "allOf")}
             parts = [*([said["$ref"]] if "$ref" in said else []), *_list(said.get("allOf", []), "allOf")]
             opened = [self.target(part) if isinstance(part, str) else self._opened(part) for part in parts]
-            return self.plain(reduce(_merged, opened, rest))
+            return self.plain(reduce(_merged, opened, rest), valid=valid)
         for key in ("anyOf", "oneOf"):
             if key in said:
                 return self._union(key, said)
-        types = _types(said)
+        types = _types(said) if "type" in said or not valid else _ALL
         if "const" in said or "enum" in said:
             return {"values": _values(said, types)}
         if len(types) == 1:
@@ -106,8 +111,9 @@ class Schemas:
 
     def excludes(self, made: Any, other: Any) -> bool:
         """Whether no text that is made for one schema can be valid by the other; False if that is not plain to see."""
-        one, two = self.plain(made), self.plain(other)
-        one, two = (self.plain(self.target(form["$ref"])) if "$ref" in form else form for form in (one, two))
+        one, two = self.plain(made), self.plain(other, valid=True)
+        one = self.plain(self.target(one["$ref"])) if "$ref" in one else one
+        two = self.plain(self.target(two["$ref"]), valid=True) if "$ref" in two else two
         if "anyOf" in one:
             return all(self.excludes(part, two) for part in one["anyOf"])
         if "anyOf" in two:
@@ -123,7 +129,7 @@ class Schemas:
         named, required = one.get("properties", {}), set(one.get("required", []))
         if two.get("additionalProperties") is False and required - two.get("properties", {}).keys():
             return True
-        closed = named and "additionalProperties" not in one
+        closed = one.get("additionalProperties", not named) is False
         if closed and set(two.get("required", [])) - named.keys() - required:
             return True
         both = named.keys() & required & two.get("properties", {}).keys()
@@ -151,8 +157,7 @@ def _types(said: dict[str, Any]) -> list[str]:
     """The types that are named; if none is, those that the keywords are about, or all."""
     named = said.get("type")
     if named is None:
-        about = [name for name in TYPES if name != "integer" and KEYWORDS[name] & said.keys()]
-        return about or [name for name in TYPES if name != "integer"]
+        return [name for name in _ALL if KEYWORDS[name] & said.keys()] or _ALL
     names = named if isinstance(named, list) else [named]
     if not names or any(not isinstance(name, str) or name not in TYPES for name in names):
         raise BadGrammar(f"the JSON schema has a type that is none of {', '.join(TYPES)}")

@@ -1,0 +1,54 @@
+"""The keeper's lease, when the server goes away while the model is being loaded."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from producer.errors import ServerUnreachable
+from tests.scene import Server, scene
+from tests.waiting import wait_until
+from worker.keeper import Keeper
+from worker.settings import WorkerSettings
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path)
+    with scene(server, []):
+        yield server
+
+
+def keeper(server: Server, connect_seconds: float) -> Keeper:
+    settings = WorkerSettings(redis_url=server.url, namespace="keeper", connect_seconds=connect_seconds)
+    idle = cast(Any, SimpleNamespace(progress_at=0.0, send=lambda _: None, tick=lambda: None, look=lambda: None))
+
+    def crash(error: BaseException) -> None:
+        pytest.fail(str(error))
+
+    return Keeper(server.connection(), settings, "me", idle, idle, idle, lambda: ([], []), crash)
+
+
+def test_a_starting_worker_waits_for_its_lease(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    waiting = keeper(server, connect_seconds=60.0)
+    starting = threading.Thread(target=waiting.start)
+    starting.start()
+    wait_until(lambda: "waiting for Redis" in caplog.text, "the keeper waits")
+
+    server.start()
+    starting.join(60)
+
+    with server.connection() as connection:
+        assert connection.exists("keeper:worker:me")
+        waiting.stop()
+        assert not connection.exists("keeper:worker:me")
+
+
+def test_a_worker_that_gets_no_lease_says_that_the_server_cannot_be_reached(server: Server) -> None:
+    with pytest.raises(ServerUnreachable):
+        keeper(server, connect_seconds=0.0).start()
