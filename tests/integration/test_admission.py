@@ -137,3 +137,15 @@ def test_a_ledger_entry_that_cannot_be_read_is_tried_again_later_and_not_at_once
     admission.admit(message(), around)
 
     assert wait_until(lambda: around.outcomes, "the delivery ends") == [DROPPED]
+
+
+def test_what_celery_has_been_told_needs_no_worker_any_more(
+    admission: Admission, hand: Hand, connection: redis.Redis
+) -> None:
+    hand.claim("j")
+    hand.finish("j", seq=1)
+
+    admission.told("no/job")
+    admission.told("j")
+
+    wait_until(lambda: not connection.exists(hand.ledger.names.open), "the job is not open any more")
