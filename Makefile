@@ -38,10 +38,11 @@ check: $(INSTALLED) ## Lint, format and types, without changing anything
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-format: $(INSTALLED) ## Sort imports, fix what can be fixed, format; write the README's table of settings
+format: $(INSTALLED) ## Fix and format the code; write the README's table of settings and the JSON Schemas
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 	$(BIN)/python -m docs.settings_table
+	$(BIN)/python -m docs.json_schemas
 
 bench: $(INSTALLED) ## Measure this machine
 	$(BIN)/python -m bench $(ARGS)

@@ -1,4 +1,4 @@
-"""Writes the JSON Schemas of the wire formats to docs/schemas: `python -m docs.json_schemas`. A test compares."""
+"""Writes the JSON Schemas of the wire formats to docs/schemas, for `make format`. A test compares."""
 
 from __future__ import annotations
 

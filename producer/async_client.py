@@ -21,7 +21,7 @@ from producer.errors import CeleryLlamaError
 from producer.events import AnyEvent, Event
 from producer.flows import CancelOutcome
 from producer.jobs import GenerateJob
-from producer.outbox import Outbox
+from producer.messenger import Messenger
 from producer.queries import Query, ask_async
 from producer.results import JobInfo, Result
 from producer.scripts import Operation, execute_async
@@ -48,7 +48,7 @@ class AsyncClient:
     def __init__(self, url: str | None = None, *, settings: Settings | None = None) -> None:
         self.settings = resolve_settings(url, settings)
         self._connection = connect_async(self.settings)
-        self._outbox = Outbox(self.settings)
+        self._messenger = Messenger(self.settings)
 
     async def submit(
         self, job: GenerateJob | None = None, /, *, response_model: type[BaseModel] | None = None, **fields: Any
@@ -81,7 +81,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Close all connections; streams that are being read end with an error."""
         await self._connection.aclose()
-        await asyncio.to_thread(self._outbox.close)
+        await asyncio.to_thread(self._messenger.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -99,7 +99,7 @@ class AsyncClient:
 
     async def _drive(self, flow: Flow[T], returned: list[T]) -> AsyncGenerator[AnyEvent, None]:
         """Perform a flow's steps, yield its events, append what it returns to `returned`."""
-        line = _Line(self._connection, self._outbox)
+        line = _Line(self._connection, self._messenger)
         resume = partial(flow.send, None)
         with reachable(self.settings):
             try:
@@ -173,8 +173,8 @@ class AsyncJobHandle:
 class _Line:
     """Performs the steps of one flow; owns its subscription."""
 
-    def __init__(self, connection: redis.asyncio.Redis, outbox: Outbox) -> None:
-        self._connection, self._outbox = connection, outbox
+    def __init__(self, connection: redis.asyncio.Redis, messenger: Messenger) -> None:
+        self._connection, self._messenger = connection, messenger
         self._subscription: redis.asyncio.client.PubSub | None = None
 
     async def perform(self, step: Step) -> Any:
@@ -188,7 +188,7 @@ class _Line:
             case Listen():
                 return await self._listen(step.seconds)
             case Publish() | TellWorkers():
-                return await asyncio.to_thread(self._outbox.perform, step)
+                return await asyncio.to_thread(self._messenger.perform, step)
 
     async def close(self) -> None:
         if self._subscription is not None:

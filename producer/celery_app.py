@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import redis
 from celery import Celery
+from kombu.exceptions import OperationalError
 
 from producer.kinds import describe_job, task_of
 from producer.names import CANCEL_COMMAND
@@ -78,22 +81,33 @@ def _celery_url(url: str) -> str:
 
 
 def publish(app: Celery, job_id: str, body: Mapping[str, Any], priority: int) -> None:
-    """Send the task message of a job that is in the ledger; raises kombu.exceptions.OperationalError."""
-    app.send_task(
-        task_of(body),
-        kwargs={"job": body},
-        task_id=job_id,
-        priority=priority,
-        queue=app.conf.task_default_queue,
-        # Flower and the logs show these in place of the arguments, which are the user's text.
-        argsrepr="()",
-        kwargsrepr=describe_job(body),
-    )
+    """Send the task message of a job that is in the ledger; raises redis.ConnectionError."""
+    with _one_kind_of_error():
+        app.send_task(
+            task_of(body),
+            kwargs={"job": body},
+            task_id=job_id,
+            priority=priority,
+            queue=app.conf.task_default_queue,
+            # Flower and the logs show these in place of the arguments, which are the user's text.
+            argsrepr="()",
+            kwargsrepr=describe_job(body),
+        )
 
 
 def tell_workers_to_cancel(app: Celery, job_id: str) -> None:
-    """Make the worker that runs the job look at its cancel flag at once; raises kombu.exceptions.OperationalError."""
-    app.control.broadcast(CANCEL_COMMAND, arguments={"job_id": job_id})
+    """Make the worker that runs the job look at its cancel flag at once; raises redis.ConnectionError."""
+    with _one_kind_of_error():
+        app.control.broadcast(CANCEL_COMMAND, arguments={"job_id": job_id})
+
+
+@contextmanager
+def _one_kind_of_error() -> Iterator[None]:
+    """Raise for a server that is away what the rest of our code, which talks to it directly, knows."""
+    try:
+        yield
+    except OperationalError as error:
+        raise redis.ConnectionError(str(error)) from error
 
 
 def __getattr__(name: str) -> Any:

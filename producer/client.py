@@ -21,7 +21,7 @@ from producer.errors import CeleryLlamaError
 from producer.events import AnyEvent, Event
 from producer.flows import CancelOutcome
 from producer.jobs import GenerateJob
-from producer.outbox import Outbox
+from producer.messenger import Messenger
 from producer.queries import Query, ask
 from producer.results import JobInfo, Result
 from producer.scripts import Operation, execute
@@ -48,7 +48,7 @@ class Client:
     def __init__(self, url: str | None = None, *, settings: Settings | None = None) -> None:
         self.settings = resolve_settings(url, settings)
         self._connection = connect(self.settings)
-        self._outbox = Outbox(self.settings)
+        self._messenger = Messenger(self.settings)
 
     def submit(
         self, job: GenerateJob | None = None, /, *, response_model: type[BaseModel] | None = None, **fields: Any
@@ -81,7 +81,7 @@ class Client:
     def close(self) -> None:
         """Close all connections; streams that are being read end with an error."""
         self._connection.close()
-        self._outbox.close()
+        self._messenger.close()
 
     def __enter__(self) -> Self:
         return self
@@ -102,7 +102,7 @@ class Client:
 
     def _drive(self, flow: Flow[T]) -> Generator[AnyEvent, None, T]:
         """Perform a flow's steps, yield its events, return what it returns."""
-        line = _Line(self._connection, self._outbox)
+        line = _Line(self._connection, self._messenger)
         resume = partial(flow.send, None)
         with reachable(self.settings):
             try:
@@ -173,8 +173,8 @@ class JobHandle:
 class _Line:
     """Performs the steps of one flow; owns its subscription."""
 
-    def __init__(self, connection: redis.Redis, outbox: Outbox) -> None:
-        self._connection, self._outbox = connection, outbox
+    def __init__(self, connection: redis.Redis, messenger: Messenger) -> None:
+        self._connection, self._messenger = connection, messenger
         self._subscription: redis.client.PubSub | None = None
 
     def perform(self, step: Step) -> Any:
@@ -188,7 +188,7 @@ class _Line:
             case Listen():
                 return self._listen(step.seconds)
             case Publish() | TellWorkers():
-                return self._outbox.perform(step)
+                return self._messenger.perform(step)
 
     def close(self) -> None:
         if self._subscription is not None:

@@ -11,7 +11,6 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json
 
 from producer import queries
 from producer.connection import CONNECTION_ERRORS
@@ -28,7 +27,7 @@ from producer.errors import (
 )
 from producer.events import AnyEvent, parse_event
 from producer.jobs import GenerateJob, encode_body, parse_generate_job
-from producer.kinds import Job
+from producer.kinds import Job, readable_body
 from producer.ledger import Replay, Submission
 from producer.names import Names
 from producer.replay import PAGE_ENTRIES
@@ -182,7 +181,7 @@ def retry(settings: Settings, job_id: str) -> Flow[None]:
         raise JobNotFound(job_id)
     if replay.outcome == "not_failed":
         raise InvalidJob(f"job {job_id} has not failed, so there is nothing to retry")
-    yield Publish(job_id, from_json(replay.body), replay.priority)
+    yield Publish(job_id, readable_body(replay.body), replay.priority)
 
 
 def failed(names: Names, limit: int) -> Flow[list[JobInfo]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic_core import from_json
+
 from producer.embedding import EmbedJob, parse_embed_job
 from producer.jobs import GenerateJob, parse_generate_job
 from producer.names import EMBED_TASK, GENERATE_TASK
@@ -15,6 +17,15 @@ Job = GenerateJob | EmbedJob
 def task_of(body: Mapping[str, Any]) -> str:
     """The task that runs this body: an embedding job must have an `input`, and no other kind may."""
     return EMBED_TASK if "input" in body else GENERATE_TASK
+
+
+def readable_body(raw: bytes) -> dict[str, Any]:
+    """A ledger entry's body for a message; empty if it makes no sense: the worker goes by the ledger's."""
+    try:
+        body = from_json(raw)
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
 
 
 def parse_job(task: str, body: object) -> Job:

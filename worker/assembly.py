@@ -12,11 +12,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import redis
 from celery import Celery
-from kombu.exceptions import OperationalError
 
 from producer.celery_app import PRIORITIES, make_app, publish
 from producer.connection import connect
@@ -183,7 +183,7 @@ def _make_keeper(
 ) -> Keeper:
     """The keeper's thread, and what it does between two signs of life."""
     keys = queue_keys(settings)
-    reconciler = Reconciler(connection, settings, owner, _publish_again(app), keys)
+    reconciler = Reconciler(connection, settings, owner, partial(publish, app), keys)
     scout = Scout(connection, keys, lambda: runner.counters, guests.invite)
     return Keeper(connection, settings, owner, runner, reconciler, scout, deliveries.in_work, crash)
 
@@ -220,16 +220,6 @@ def _mark_started(app: Celery) -> Callable[[Delivery], None]:
             logger.warning("job %s has started, but Celery's state could not be stored: %s", delivery.job_id, error)
 
     return mark_started
-
-
-def _publish_again(app: Celery) -> Callable[[str, Any, int], None]:
-    def publish_again(job_id: str, body: Any, priority: int) -> None:
-        try:
-            publish(app, job_id, body, priority)
-        except OperationalError as error:
-            raise redis.ConnectionError(str(error)) from error
-
-    return publish_again
 
 
 def crash(error: BaseException) -> None:

@@ -88,6 +88,8 @@ class Delivery:
     unsure: bool = False
     #: Set once the attempt is over; a redelivery that comes later is not adopted.
     outcome: Outcome | None = None
+    #: Whether Celery's hard time limit has ended the job; decided with the outcome, since time goes on.
+    hit_hard_limit: bool = False
     answer: TracerAnswer | None = None
 
     @property
@@ -103,7 +105,7 @@ class Delivery:
         body = keywords.get("job", positional[0] if positional else None)
         priority = (request.get("delivery_info") or {}).get("priority")
         # In ASCII, whatever it is: only JSON that means something gets past the validation.
-        return json.dumps(body, separators=(",", ":")), priority if isinstance(priority, int) else 0
+        return json.dumps(body, separators=(",", ":")), priority if type(priority) is int else 0  # True is an int, too
 
     @property
     def limit_seconds(self) -> float | None:
@@ -128,6 +130,18 @@ class Delivery:
         self.request, self.callback, self.accept_callback = request, callback, accept_callback
         if self.accepted_at is not None:
             accept_callback(self.pid, self.accepted_at)
+
+    def settle(self, outcome: Outcome) -> None:
+        """The attempt is over."""
+        self.outcome = outcome
+        if outcome.result is not None and self.hard_limit_seconds is not None and self.accepted_at is not None:
+            timed_out = any(choice.finish_reason == "timeout" for choice in outcome.result.choices)
+            self.hit_hard_limit = timed_out and time.monotonic() - self.accepted_at >= self.hard_limit_seconds
+
+    def abandon(self) -> None:
+        """Let go of all its messages: something has gone wrong, and they come back when their leases lapse."""
+        for request in (self.request, *self.stale):
+            request.let_go()
 
     def conclude(self, pool: Any) -> None:
         """Give the outcome to Celery: the state is stored, the event is sent, the message is acknowledged."""
@@ -159,15 +173,6 @@ class Delivery:
         if self.outcome is None or self.outcome.kind != "ended" or self.hit_hard_limit:
             return False
         return self.outcome.result is None or self.outcome.result.status != "cancelled"
-
-    @property
-    def hit_hard_limit(self) -> bool:
-        """Whether Celery's hard time limit has ended the job."""
-        result = self.outcome.result if self.outcome else None
-        if result is None or self.hard_limit_seconds is None or self.accepted_at is None:
-            return False
-        timed_out = any(choice.finish_reason == "timeout" for choice in result.choices)
-        return timed_out and time.monotonic() - self.accepted_at >= self.hard_limit_seconds
 
 
 class Deliveries(dict[str, Delivery]):

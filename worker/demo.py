@@ -104,11 +104,11 @@ def run_demo(settings: WorkerSettings, *, stay: bool) -> int:
         log = settings.cache_dir / "demo-worker.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         screen.say(f"Redis     {url}")
-        worker = stack.enter_context(_process("worker", _worker_command(settings), environment, log))
+        worker = stack.enter_context(_process(worker_command(settings), environment, log))
         port = _free_port(5555)
         flower = [sys.executable, "-m", "celery", "-A", "producer.celery_app", "flower"]
         flower += [f"--port={port}", "--address=127.0.0.1"]
-        stack.enter_context(_process("flower", flower, environment, settings.cache_dir / "demo-flower.log"))
+        stack.enter_context(_process(flower, environment, settings.cache_dir / "demo-flower.log"))
         screen.say(f"Flower    http://127.0.0.1:{port}")
         screen.say(f"Worker    {settings.model}, its log is {log}")
         with Client(settings=settings.model_copy(update={"redis_url": url})) as client:
@@ -163,10 +163,13 @@ def _engine_figures(settings: WorkerSettings, url: str) -> dict[str, Any]:
     return next((answer["pool"] for answer in stats.values()), {})
 
 
-def _worker_command(settings: WorkerSettings) -> list[str]:
+def worker_command(settings: WorkerSettings) -> list[str]:
+    """The worker's command line: every setting that was given, but for those that all processes share."""
     command = [sys.executable, "-m", "worker.cli", "start"]
     for name in sorted(settings.model_fields_set - {"redis_url", "namespace"}):
-        command += [f"--{name.replace('_', '-')}", str(getattr(settings, name))]
+        value = getattr(settings, name)
+        text = ",".join(f"{key}={path}" for key, path in value.items()) if isinstance(value, dict) else str(value)
+        command += [f"--{name.replace('_', '-')}", text]
     return command
 
 
@@ -186,9 +189,7 @@ def _server(settings: WorkerSettings) -> Iterator[str]:
 
 
 @contextmanager
-def _process(
-    name: str, command: list[str], environment: dict[str, str], log: Path
-) -> Iterator[subprocess.Popen[bytes]]:
+def _process(command: list[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process in a session of its own, so that Ctrl-C reaches this one only; stopped on the way out."""
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -189,7 +189,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
             delivery.unsure = False
             self.backstage.admit(delivery, self)
             return
-        delivery.outcome = outcome
+        delivery.settle(outcome)
         if delivery.needs_tracer:
             self._finishers.submit(self._finish, delivery)
         else:
@@ -205,6 +205,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
                 self.backstage.told(delivery.job_id)
         except Exception:  # Redis, mostly: the message is not acknowledged, and its redelivery finds the job ended
             logger.exception("job %s has ended, but its message could not be acknowledged", delivery.job_id)
+            delivery.abandon()
         self.backstage.guests.left(len(self._deliveries))
 
     def _stop(self, drain_seconds: float) -> None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, cast
 
 import redis
 
+from producer.kinds import readable_body
 from producer.scripts import execute
 from worker.settings import WorkerSettings
 
@@ -61,7 +63,8 @@ class Reconciler:
             self._suspects.clear()
             return
         missing = self._missing()
-        for job_id in missing & self._suspects:  # twice in a row: not merely on its way from one place to another
+        # Twice in a row: not merely on its way from one place to another.
+        for job_id in islice(missing & self._suspects, _PER_PASS):
             self._publish_again(job_id)
         self._suspects = missing
 
@@ -76,10 +79,8 @@ class Reconciler:
     def _missing(self) -> set[str]:
         """Open jobs that nobody has vouched for lately and that have no message."""
         stale_before = self._server_time() - self._stale_seconds
-        candidates = cast(
-            list[bytes],
-            self._connection.zrangebyscore(self._ledger.names.open, "-inf", stale_before, start=0, num=_PER_PASS),
-        )
+        # All of them: the oldest may have their messages, and wait for long behind more urgent ones.
+        candidates = cast(list[bytes], self._connection.zrangebyscore(self._ledger.names.open, "-inf", stale_before))
         if not candidates:
             return set()
         return {job_id.decode() for job_id in candidates} - set(self._messages())
@@ -105,21 +106,12 @@ class Reconciler:
             return
         # Also if it was cancelled meanwhile: whoever gets the message tells Celery.
         logger.warning("job %s had lost its message; it is published again", job_id)
-        self._publish(job_id, _readable(body or b""), int(priority or 0))
+        self._publish(job_id, readable_body(body or b""), int(priority or 0))
         self._connection.zadd(names.open, {job_id: self._server_time()}, xx=True)
 
     def _server_time(self) -> float:
         seconds, microseconds = self._connection.time()
         return seconds + microseconds / 1e6
-
-
-def _readable(body: bytes) -> dict[str, Any]:
-    """The body for the message. One that makes no sense stays in the ledger, whose body is the one that counts."""
-    try:
-        decoded = json.loads(body)
-    except (ValueError, RecursionError):
-        return {}
-    return decoded if isinstance(decoded, dict) else {}
 
 
 def _job_id(raw: bytes) -> str | None:

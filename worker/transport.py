@@ -20,24 +20,6 @@ import kombu.transport
 from kombu.transport import redis as kombu_redis
 
 
-class _RemembersItsConnection:
-    connection: Any
-
-    def __init__(self, connection: Any, **options: Any) -> None:
-        self._connected_with = connection.client
-        super().__init__(connection, **options)  # type: ignore[call-arg]
-
-    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
-        if self.connection is not None and self.connection.client is not None:
-            return super()._connparams(asynchronous)  # type: ignore[misc,no-any-return]
-        gone = self.connection
-        self.connection = SimpleNamespace(client=self._connected_with, default_port=kombu_redis.DEFAULT_PORT)
-        try:
-            return super()._connparams(asynchronous)  # type: ignore[misc,no-any-return]
-        finally:
-            self.connection = gone
-
-
 class QoS(kombu_redis.QoS):  # type: ignore[misc]
     """What the worker holds; what could not be acknowledged or put back is not held any more."""
 
@@ -60,10 +42,25 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]
             self.let_go(delivery_tag)
 
 
-class Channel(_RemembersItsConnection, kombu_redis.Channel):  # type: ignore[misc]
-    """The channel, with a memory."""
+class Channel(kombu_redis.Channel):  # type: ignore[misc]
+    """A channel that remembers how it was connected."""
 
     QoS = QoS
+    connection: Any
+
+    def __init__(self, connection: Any, **options: Any) -> None:
+        self._connected_with = connection.client
+        super().__init__(connection, **options)
+
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        if self.connection is not None and self.connection.client is not None:
+            return super()._connparams(asynchronous)  # type: ignore[no-any-return]
+        gone = self.connection
+        self.connection = SimpleNamespace(client=self._connected_with, default_port=kombu_redis.DEFAULT_PORT)
+        try:
+            return super()._connparams(asynchronous)  # type: ignore[no-any-return]
+        finally:
+            self.connection = gone
 
 
 class Transport(kombu_redis.Transport):  # type: ignore[misc]
@@ -72,19 +69,6 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]
     Channel = Channel
 
 
-class SentinelChannel(_RemembersItsConnection, kombu_redis.SentinelChannel):  # type: ignore[misc]
-    """The channel of a Sentinel connection, with a memory."""
-
-    QoS = QoS
-
-
-class SentinelTransport(kombu_redis.SentinelTransport):  # type: ignore[misc]
-    """The transport of `sentinel://`."""
-
-    Channel = SentinelChannel
-
-
 def install() -> None:
     """Let kombu's names for Redis mean the repaired transports; URLs keep their look, for Flower's sake."""
-    plain, sentinel = f"{__name__}:Transport", f"{__name__}:SentinelTransport"
-    kombu.transport.TRANSPORT_ALIASES.update(redis=plain, rediss=plain, sentinel=sentinel)
+    kombu.transport.TRANSPORT_ALIASES.update(dict.fromkeys(("redis", "rediss"), f"{__name__}:Transport"))

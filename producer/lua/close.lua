@@ -67,6 +67,7 @@ redis.call('ZREM', KEYS[4], ARGV[1])
 if expire then
   redis.call('HSET', KEYS[1], 'error', cjson.encode(event.error))
   local now = tonumber(redis.call('TIME')[1])
+  redis.call('ZREMRANGEBYSCORE', KEYS[5], '-inf', now - ARGV[4])
   redis.call('ZADD', KEYS[5], now, ARGV[1])
   redis.call('EXPIRE', KEYS[5], ARGV[4])
   if job[5] then redis.call('DEL', job[5]) end

@@ -149,3 +149,14 @@ def test_what_celery_has_been_told_needs_no_worker_any_more(
     admission.told("j")
 
     wait_until(lambda: not connection.exists(hand.ledger.names.open), "the job is not open any more")
+
+
+@pytest.mark.parametrize("priority", [True, "5", None, [5]])
+def test_a_priority_that_is_no_number_holds_nobody_up(admission: Admission, around: Around, priority: Any) -> None:
+    """redis-py refuses to send it, and the admit thread would try again for ever."""
+    delivery = message()
+    delivery.arguments[2]["delivery_info"] = {"priority": priority}
+
+    admission.admit(delivery, around)
+
+    assert wait_until(lambda: around.claimed, "the job is claimed") == ["j"]

@@ -385,10 +385,10 @@ def test_a_server_that_cannot_be_reached_is_named_without_its_password(gone: Cli
 def test_a_job_that_was_entered_but_could_not_be_sent_says_so(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     from kombu.exceptions import OperationalError
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OperationalError("connection refused")
 
-    monkeypatch.setattr("producer.celery_app.publish", refuse)
+    monkeypatch.setattr("celery.Celery.send_task", refuse)
 
     with pytest.raises(ServerUnreachable, match="connection refused"):
         client.submit(prompt="x")

@@ -389,3 +389,19 @@ def test_a_job_that_has_begun_does_not_expire(enter: Enter, hand: Hand, names: N
 
     assert hand.connection.zcard(names.expiring) == 0
     assert hand.do(hand.ledger.expire("j")) == "begun"
+
+
+@pytest.mark.parametrize("ending", ["failed", "expired"])
+def test_the_list_of_failed_jobs_forgets_those_whose_data_is_gone(
+    enter: Enter, hand: Hand, connection: redis.Redis, names: Names, ending: str
+) -> None:
+    connection.zadd(names.failed, {"old": 1})
+    enter(expires=1.0 if ending == "expired" else None)
+
+    if ending == "expired":
+        assert hand.do(hand.ledger.expire("j")) == "closed"
+    else:
+        hand.claim("j")
+        assert hand.finish("j", seq=1, status="failed") == "finished"
+
+    assert connection.zrange(names.failed, 0, -1) == [b"j"]

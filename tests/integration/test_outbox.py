@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -16,7 +15,7 @@ from tests.scene import Server, scene
 from tests.waiting import wait_until
 from worker.engine.outputs import Began, Ended, Text
 from worker.engine.plan import Sampled
-from worker.outcome import FENCED, Outcome
+from worker.outcome import Outcome
 from worker.publisher import Publisher
 from worker.transcript import Transcript
 
@@ -31,16 +30,12 @@ class Scene:
         self.server.start()
         settings = Settings(redis_url=self.server.url, namespace="outbox")
         self.ledger = settings.ledger
-        self.ended: list[tuple[str, str]] = []
         self.outcomes: list[Outcome] = []
         self.crashes: list[BaseException] = []
         connection = redis.Redis.from_url(self.server.url, socket_timeout=0.2)
-        self.publisher = Publisher(connection, self.ledger, self._end, BOUND, self.crashes.append)
+        self.publisher = Publisher(connection, self.ledger, lambda *_: None, BOUND, self.crashes.append)
         self.publisher.start()
         self.claim()
-
-    def _end(self, job_id: str, reason: Any) -> None:
-        self.ended.append((job_id, reason))
 
     def claim(self) -> None:
         """What admission does before the engine says anything."""
@@ -124,20 +119,6 @@ def test_a_stalled_server_carries_out_repeated_calls_once(outbox: Scene, caplog:
 
     wait_until(lambda: outbox.outcomes, "the end is written")
     assert outbox.text() == numbers(20)
-
-
-def test_an_attempt_that_is_refused_is_ended_and_nothing_of_it_is_seen(outbox: Scene) -> None:
-    outbox.say(0, 10)
-    wait_until(lambda: outbox.text() == numbers(10), "the first tokens are written")
-    with outbox.server.connection() as connection:
-        execute(connection, outbox.ledger.claim("j", "me", "{}", 5))
-
-    outbox.say(10, 20)
-    wait_until(lambda: outbox.ended, "the engine is told")
-    outbox.publisher.put([Ended("j", outbox.attempt, "dropped")])
-
-    assert wait_until(lambda: outbox.outcomes, "the attempt is over") == [FENCED]
-    assert outbox.text() == numbers(10)
 
 
 def test_a_publisher_that_stops_gives_up_on_a_server_that_stays_away(outbox: Scene) -> None:

@@ -81,6 +81,29 @@ def test_a_job_that_has_a_message_is_left_alone(
     assert [job_id for job_id, _, _ in published] == ["other"]
 
 
+def test_a_job_is_found_behind_any_number_that_have_their_messages(
+    reconciler: Reconciler,
+    published: Published,
+    hand: Hand,
+    connection: redis.Redis,
+    names: Names,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They may wait for long where more urgent jobs come."""
+    monkeypatch.setattr("worker.reconciler._PER_PASS", 1)
+    for job_id in ("first", "second"):
+        enter(hand, job_id)
+        let_time_pass(connection, names, job_id, 2_000)
+        connection.lpush(names.namespace, json.dumps({"headers": {"id": job_id}}))
+    enter(hand)
+    let_time_pass(connection, names)
+
+    reconciler.tick()
+    reconciler.tick()
+
+    assert [job_id for job_id, _, _ in published] == ["j"]
+
+
 def test_a_job_that_somebody_vouches_for_is_left_alone(
     reconciler: Reconciler, published: Published, hand: Hand
 ) -> None:

@@ -19,7 +19,7 @@ from kombu.exceptions import OperationalError
 from producer.celery_app import make_app
 from producer.settings import Settings
 from tests.scene import Server, scene
-from worker import backend, transport
+from worker import backend
 
 
 @pytest.fixture
@@ -81,11 +81,6 @@ def test_a_message_that_is_let_go_frees_its_place_and_comes_back_later(server: S
         assert connection.hexists("unacked", tag)
     channel.qos.restore_by_tag(tag)  # what kombu does when its time is over
     assert {channel.basic_get("queue").payload for _ in range(2)} == {0, 1}
-
-
-def test_the_transport_is_the_workers_own() -> None:
-    assert transport.Channel.QoS is transport.QoS
-    assert transport.SentinelChannel.QoS is transport.QoS
 
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # Celery's call

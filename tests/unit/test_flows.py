@@ -21,7 +21,7 @@ from producer.errors import (
 )
 from producer.events import AnyEvent, Event, encode_event, parse_event
 from producer.jobs import GenerateJob
-from producer.ledger import Submission
+from producer.ledger import Replay, Submission
 from producer.queries import Query
 from producer.replay import PAGE_ENTRIES
 from producer.results import Choice, Result
@@ -270,6 +270,14 @@ def test_a_job_beside_fields_is_a_mistake_in_the_program() -> None:
 
 
 # ending
+
+
+@pytest.mark.parametrize("body", [b"null", b"[1]", b"nonsense"])
+def test_a_job_whose_body_makes_no_sense_is_sent_again_like_any_other(body: bytes) -> None:
+    """Somebody sent it without our client; the ledger's body is the one that counts."""
+    taken, _ = play(flows.retry(SETTINGS, "j"), [Replay("queued", body, 3), None])
+
+    assert taken[-1] == Publish("j", {}, 3)
 
 
 def test_the_workers_are_told_of_a_cancelled_job_only_if_one_runs_it() -> None:

@@ -17,6 +17,8 @@ from worker.outcome import DROPPED, FENCED, HANDED_BACK, Outcome
 from worker.pool import EnginePool
 
 COMPLETED = Outcome("ended", Result(id="j", status="completed", choices=[Choice(text="text")]))
+CANCELLED = Outcome("ended", Result(id="j", status="cancelled"))
+TIMED_OUT = Outcome("ended", Result(id="j", status="incomplete", choices=[Choice(finish_reason="timeout")]))
 
 
 class Hub:
@@ -264,3 +266,51 @@ def test_a_job_that_waits_for_its_claim_is_not_vouched_for_but_its_message_is(st
     stage.deliver("tag")
 
     assert stage.wings.deliveries.in_work() == ([], ["tag"])
+
+
+def test_a_message_that_could_not_be_acknowledged_holds_no_place(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full server refuses what Celery stores at a revocation, and the connection stays."""
+
+    def refuse(_message: Message, _pool: Any) -> None:
+        raise ConnectionError("out of memory")
+
+    monkeypatch.setattr(Message, "conclude_revoked", refuse, raising=False)
+    first = stage.deliver("tag-1")
+    stage.claim()
+    second = stage.deliver("tag-2")
+    stage.pool.ended(stage.delivery, CANCELLED)
+    stage.hub.run()
+    stage.end(CANCELLED)
+
+    assert second.done == ["started", "let go"]
+    assert first.done[-1] == "let go"
+    assert not stage.wings.deliveries
+    assert "out of memory" in caplog.text
+
+
+@pytest.mark.parametrize("late_seconds", [-1.0, 1.0])
+def test_whether_the_hard_time_limit_has_ended_a_job_is_decided_once(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, late_seconds: float
+) -> None:
+    """The limit may pass while the result is stored, and Celery would hear of two ends."""
+    now = 100.0
+    monkeypatch.setattr("worker.delivery.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(Message, "on_timeout", lambda message, *_: message.done.append("timed out"), raising=False)
+
+    def slow_tracer(*_arguments: Any) -> tuple[int, str, float]:
+        nonlocal now
+        now += 5.0
+        return 0, "value", 5.0
+
+    monkeypatch.setattr(stage, "tracer", slow_tracer)
+    message = stage.deliver("tag")
+    stage.delivery.hard_limit_seconds = 10.0
+    stage.claim()
+    stage.hub.run()
+    now += 10.0 + late_seconds
+
+    stage.end(TIMED_OUT)
+
+    assert message.done == ["started", "timed out" if late_seconds > 0 else "succeeded: incomplete, 0 tokens"]

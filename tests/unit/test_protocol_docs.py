@@ -30,7 +30,7 @@ def block(kind: str) -> str:
 def test_the_schemas_are_current() -> None:
     written = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir()}
 
-    assert written == schemas(), "run: python -m docs.json_schemas"
+    assert written == schemas(), "run make format"
 
 
 def test_the_examples_are_valid() -> None:

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from producer.connection import hide_password
 from producer.settings import Settings, resolve_settings
+from worker.demo import worker_command
 from worker.settings import WorkerSettings
 
 
@@ -87,3 +88,13 @@ def test_adapters_are_named_files(given: str, monkeypatch: pytest.MonkeyPatch) -
 def test_adapters_without_a_name_or_a_file_are_refused(given: str) -> None:
     with pytest.raises(ValidationError):
         WorkerSettings.model_validate({"lora": given})
+
+
+def test_the_demos_worker_gets_the_settings_that_the_demo_was_given() -> None:
+    given = WorkerSettings(slots=3, share_prefixes=False, lora={"a": Path("a b.gguf"), "b": Path("/b.gguf")})
+
+    options = worker_command(given)[4:]
+
+    names = [option.removeprefix("--").replace("-", "_") for option in options[::2]]
+    told = WorkerSettings.model_validate(dict(zip(names, options[1::2], strict=True)))
+    assert told.model_dump(include=given.model_fields_set) == given.model_dump(include=given.model_fields_set)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.fakes import FakeEngine, FakeSampler
 from tests.stepping import VOCABULARY, Rig, attempt, sequence
-from worker.engine.plan import CallResult, Limits, Plan
+from worker.engine.plan import CallResult, Limits, Operation, Plan
 from worker.engine.scheduler import Scheduler
 
 CHUNK, SLOTS = 4, 6
@@ -20,9 +20,16 @@ class PoolEngine(FakeEngine):
 
     def execute(self, plan: Plan) -> Iterator[CallResult]:
         for result in super().execute(plan):
-            used = len({id(cell) for cells in self.cells for cell in cells})
-            assert used <= self.limits.cells_per_slot, f"{used} cells are in use"
+            self._count()
             yield result
+
+    def _operate(self, operation: Operation) -> None:
+        super()._operate(operation)
+        self._count()
+
+    def _count(self) -> None:
+        used = len({id(cell) for cells in self.cells for cell in cells})
+        assert used <= self.limits.cells_per_slot, f"{used} cells are in use"
 
 
 class UnifiedRig(Rig):
@@ -87,6 +94,20 @@ def test_kept_prefixes_go_before_anybody_is_set_aside() -> None:
 
     assert rig.scheduler.counters.set_aside == 0
     assert len(rig.said["long"].tokens[0]) == 20
+
+
+def test_kept_prefixes_make_way_for_the_cells_of_a_job_that_was_set_aside() -> None:
+    rig = UnifiedRig(cells=64, slots=4)
+    rig.add(
+        attempt("older", sequence([1] * 9, max_tokens=30, sampler=says(30))),
+        attempt("younger", sequence([2] * 9, max_tokens=50, sampler=says(50)), priority=9),
+    )
+    while not rig.scheduler.counters.set_aside:
+        rig.step()
+
+    rig.run(attempt("urgent", sequence([3] * 61, max_tokens=2, sampler=says(2)), priority=0))
+
+    assert len(rig.said["younger"].tokens[0]) == 50
 
 
 def test_small_jobs_pass_a_big_one_that_does_not_fit_but_not_for_ever() -> None:

@@ -25,9 +25,12 @@ class UnifiedMemory(PartitionedMemory):
         """Whether there are slots, and cells for what has to be read and a chunk of output."""
         if not super().fits(sequence):
             return False
+        if not self.running:
+            # Alone it always fits: what it needs beyond the pool was refused when the job was admitted. But the cells
+            # that it brings back are there at once, before any call, and kept prefixes may be in their place.
+            return self.can_grow(sum(part.read for part in sequence.parts if part.saved is not None))
         needed = sum(self._needed(part) + self._chunk_tokens for part in sequence.parts)
-        # Alone it always fits: what it needs beyond the pool was refused when the job was admitted.
-        return not self.running or self.can_grow(needed + self._growing())
+        return self.can_grow(needed + self._growing())
 
     def can_grow(self, tokens: int) -> bool:
         """Whether this many cells are free; lets kept prefixes go if that helps, the one freed longest ago first."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import redis
-
 from producer.settings import Settings
 from producer.steps import Publish, TellWorkers
 
@@ -14,8 +12,8 @@ if TYPE_CHECKING:
     from celery import Celery
 
 
-class Outbox:
-    """Sends task messages and broadcasts through Celery, which is imported when the first one is sent."""
+class Messenger:
+    """Performs the steps that are Celery's to perform."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -28,17 +26,12 @@ class Outbox:
 
     def perform(self, step: Publish | TellWorkers) -> None:
         """Send it; raises redis.ConnectionError."""
-        from kombu.exceptions import OperationalError
-
         from producer.celery_app import publish, tell_workers_to_cancel
 
-        try:
-            if isinstance(step, Publish):
-                publish(self._app, step.job_id, step.body, step.priority)
-            else:
-                tell_workers_to_cancel(self._app, step.job_id)
-        except OperationalError as error:
-            raise redis.ConnectionError(str(error)) from error
+        if isinstance(step, Publish):
+            publish(self._app, step.job_id, step.body, step.priority)
+        else:
+            tell_workers_to_cancel(self._app, step.job_id)
 
     def close(self) -> None:
         """Close Celery's connections, if there are any."""
