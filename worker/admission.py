@@ -193,6 +193,7 @@ class Admission:
             if claim.cancel_requested or delivery.revoked:
                 end("cancelled")
             elif transcript.attempts > self._settings.max_attempts:
+                transcript.attempts = self._settings.max_attempts  # this one only says so
                 message = f"{self._settings.max_attempts} workers took the job up and did not survive it"
                 end("failed", JobError(code="max_attempts_exceeded", message=message))
             else:
