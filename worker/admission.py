@@ -6,6 +6,7 @@ that a job is either not claimed yet, and then the claim finds it ended, or alre
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -111,6 +112,10 @@ class Admission:
     def cancel(self, job_id: str) -> None:
         """End the job, wherever it is."""
         self._submit(lambda: self._cancel(job_id))
+
+    def told(self, job_id: str) -> None:
+        """Note that Celery knows how the job has ended."""
+        self._submit(lambda: self._told(job_id))
 
     def hand_back(self) -> None:
         """Claim nothing more; what waits here, and then what the engine has, goes back."""
@@ -229,6 +234,10 @@ class Admission:
     def _cancel(self, job_id: str) -> None:
         if self._insist(self._ledger.cancel(job_id)) == "requested":
             self._runner.send(End(job_id, "cancelled"))
+
+    def _told(self, job_id: str) -> None:
+        with contextlib.suppress(InvalidJob):  # it has no ledger entry
+            self._insist(self._ledger.told(job_id))
 
     def _insist(self, operation: Operation[T]) -> T | None:
         """Run an operation until the server has answered; None if the worker stops before."""

@@ -66,6 +66,10 @@ class Backstage:
         """Ask for the job's end, off the hub thread."""
         self._admission.cancel(job_id)
 
+    def told(self, job_id: str) -> None:
+        """Note in the ledger that Celery knows how the job has ended, off the hub thread."""
+        self._admission.told(job_id)
+
     def hand_back(self) -> None:
         """End every attempt so that others may take the jobs at once."""
         self._admission.hand_back()

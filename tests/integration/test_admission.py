@@ -148,3 +148,15 @@ def test_a_priority_that_is_no_number_holds_nobody_up(admission: Admission, arou
     admission.admit(delivery, around)
 
     assert wait_until(lambda: around.claimed, "the job is claimed") == ["j"]
+
+
+def test_what_celery_has_been_told_needs_no_worker_any_more(
+    admission: Admission, hand: Hand, connection: redis.Redis
+) -> None:
+    hand.claim("j")
+    hand.finish("j", seq=1)
+
+    admission.told("no/job")
+    admission.told("j")
+
+    wait_until(lambda: not connection.exists(hand.ledger.names.open), "the job is not open any more")
