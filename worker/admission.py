@@ -191,9 +191,10 @@ class Admission:
             transcript.resume(so_far)
             if claim.cancel_requested or delivery.revoked:
                 end("cancelled")
-            elif transcript.attempts > self._settings.max_attempts:
-                message = f"{self._settings.max_attempts} workers took the job up and did not survive it"
-                end("failed", JobError(code="max_attempts_exceeded", message=message))
+            elif transcript.attempts > (most := self._settings.max_attempts):
+                transcript.attempts = most  # this one only says so
+                why = f"{most} workers took the job up and did not survive it"
+                end("failed", JobError(code="max_attempts_exceeded", message=why))
             else:
                 self._runner.send(Add(self._prepare(delivery, claim, transcript, so_far).attempt))
         except CeleryLlamaError as error:
@@ -203,13 +204,12 @@ class Admission:
             end("handed_back")
         except Exception as error:
             logger.exception("job %s could not be prepared", job_id)
-            message = f"the worker could not prepare the job: {type(error).__name__}"
-            end("failed", JobError(code="internal_error", message=message))
+            why = f"the worker could not prepare the job: {type(error).__name__}"
+            end("failed", JobError(code="internal_error", message=why))
 
     def _resume_point(self, job_id: str, claim: Claim) -> Delivered:
-        if claim.attempt == 1:
-            return Delivered()
-        return delivered(read_events(self._connection, self._ledger.names, job_id))
+        first = claim.attempt == 1
+        return Delivered() if first else delivered(read_events(self._connection, self._ledger.names, job_id))
 
     def _prepare(self, delivery: Delivery, claim: Claim, transcript: Transcript, so_far: Delivered) -> Preparation[Any]:
         if len(claim.body) > self._settings.max_job_bytes:

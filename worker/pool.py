@@ -103,6 +103,12 @@ class EnginePool(BasePool):  # type: ignore[misc]
     def flush(self) -> None:
         """The connection is lost; the jobs run on, and their redeliveries are adopted."""
 
+    def grow(self, n: int = 1) -> None:
+        """Flower's button; refused, because the cells are laid out at start."""
+        raise ValueError("the number of slots is set when the worker starts: --slots")
+
+    shrink = restart = grow
+
     def terminate_job(self, pid: int, signal: Any = None) -> None:
         """Nothing to kill: `EngineRequest.terminate` has asked the engine."""
 
