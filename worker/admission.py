@@ -121,8 +121,7 @@ class Admission:
         """Claim nothing more; what waits here, and then what the engine has, goes back."""
         self._stopping.set()
         self._submit(self._postponed.hurry)
-        # Behind the job that is being claimed just now, so that the engine has that one too.
-        self._submit(lambda: self._runner.send(EndAll("handed_back")))
+        self._submit(lambda: self._runner.send(EndAll("handed_back")))  # and the job that is being claimed just now
 
     def stop(self) -> None:
         """End the thread."""
@@ -237,11 +236,12 @@ class Admission:
 
     def _told(self, job_id: str) -> None:
         with contextlib.suppress(InvalidJob):  # it has no ledger entry
-            self._insist(self._ledger.told(job_id))
+            self._insist(self._ledger.told(job_id), at_least_once=True)
 
-    def _insist(self, operation: Operation[T]) -> T | None:
+    def _insist(self, operation: Operation[T], *, at_least_once: bool = False) -> T | None:
         """Run an operation until the server has answered; None if the worker stops before."""
-        while not self._stopping.is_set():
+        while at_least_once or not self._stopping.is_set():
+            at_least_once = False
             try:
                 return execute(self._connection, operation)
             except redis.RedisError as error:
