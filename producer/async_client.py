@@ -49,11 +49,12 @@ class AsyncClient:
         self.settings = resolve_settings(url, settings)
         self._connection = connect_async(self.settings)
         self._messenger = Messenger(self.settings)
+        self._closed = False
 
     async def submit(
-        self, job: GenerateJob | None = None, /, *, response_model: type[BaseModel] | None = None, **fields: Any
+        self, job: GenerateJob | str | None = None, /, *, response_model: type[BaseModel] | None = None, **fields: Any
     ) -> AsyncJobHandle:
-        """Queue a job, given whole or by its fields; returns at once.
+        """Queue a job, given whole, or by its prompt and other fields; returns at once.
 
         `response_model` holds the output to a pydantic model's schema, and the result's `.parsed` is an instance of it.
         Raises InvalidJob, JobTooLarge, IdempotencyConflict, ServerUnreachable.
@@ -78,8 +79,13 @@ class AsyncClient:
         """List the jobs that failed and may be run again, the latest first. Raises ServerUnreachable."""
         return await self._run(flows.failed(self.settings.names, limit))
 
+    async def has_worker(self) -> bool:
+        """Whether a worker of the namespace is alive, or was within the last lease. Raises ServerUnreachable."""
+        return await self._run(flows.has_worker(self.settings.names))
+
     async def close(self) -> None:
         """Close all connections; streams that are being read end with an error."""
+        self._closed = True
         await self._connection.aclose()
         await asyncio.to_thread(self._messenger.close)
 
@@ -99,6 +105,8 @@ class AsyncClient:
 
     async def _drive(self, flow: Flow[T], returned: list[T]) -> AsyncGenerator[AnyEvent, None]:
         """Perform a flow's steps, yield its events, append what it returns to `returned`."""
+        if self._closed:
+            raise RuntimeError("the client is closed")
         line = _Line(self._connection, self._messenger)
         resume = partial(flow.send, None)
         with reachable(self.settings):

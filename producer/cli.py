@@ -1,22 +1,23 @@
 """The command `celery-llama`: submit jobs, follow them, end them. Runs on the main thread.
 
-Exit codes: 0 done, 1 the job failed, was cancelled or did not end in time, 2 wrong use, 3 the server cannot be reached,
-130 interrupted. With `--json`, standard output has one JSON object a line and nothing else, errors included.
+With `--json`, standard output has one JSON object a line and nothing else, errors included.
 """
 
 from __future__ import annotations
 
 import io
-import json
+import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import Any
 
 import click
 import redis
 from pydantic import ValidationError
 
+from producer.cli_fields import job_fields, read_prompt
 from producer.cli_output import Output
 from producer.client import Client, JobHandle
 from producer.errors import CeleryLlamaError, JobFailed, ResultTimeout, ServerUnreachable
@@ -25,7 +26,9 @@ from producer.jobs import describe_validation_error
 from producer.results import Result
 from producer.settings import Settings
 
-EXIT_UNSUCCESSFUL, EXIT_WRONG_USE, EXIT_UNREACHABLE, EXIT_INTERRUPTED = 1, 2, 3, 130
+EXIT_UNSUCCESSFUL, EXIT_WRONG_USE, EXIT_UNREACHABLE, EXIT_INTERRUPTED, EXIT_CLOSED_PIPE = 1, 2, 3, 130, 141
+#: Without an event for this long, `submit` looks whether there is a worker.
+LONELY_SECONDS = 3.0
 
 
 class _Commands(click.Group):
@@ -49,6 +52,9 @@ class _Commands(click.Group):
         except redis.RedisError as error:
             output(ctx).error("server_refused", f"Redis refused: {error}")
             ctx.exit(EXIT_UNREACHABLE)
+        except BrokenPipeError:  # as `head -1` leaves it; what is still buffered has to go somewhere at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(EXIT_CLOSED_PIPE)
 
 
 def output(ctx: click.Context) -> Output:
@@ -78,7 +84,11 @@ json_option = click.option(
 @click.version_option(package_name="celery-llama")
 @click.pass_context
 def main(ctx: click.Context, redis_url: str | None, namespace: str | None) -> None:
-    """Submit background LLM jobs and follow them."""
+    """Submit background LLM jobs and follow them.
+
+    Exit codes: 0 done; 1 the job failed, was cancelled or did not end in time; 2 wrong use; 3 Redis cannot be reached
+    or refuses; 130 interrupted; 141 nobody reads the output any more.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a model may say what the terminal's encoding cannot
     given = {"redis_url": redis_url, "namespace": namespace}
@@ -119,42 +129,27 @@ def command(function: Callable[..., None]) -> click.Command:
 def submit(ctx: click.Context, prompt: str | None, detach: bool, **options: Any) -> None:
     """Queue a job and stream its text.
 
-    PROMPT is the text, `-` or nothing reads it from standard input, without the last line's end.
+    PROMPT is the text, `-` or nothing reads it from standard input, without the last line's end. The model continues
+    a plain prompt; with --system it is a chat, and the model answers.
     """
-    job = _client(ctx).submit(**_fields(_prompt(prompt), **options))
+    job = _client(ctx).submit(**job_fields(read_prompt(prompt), **options))
     if detach:
         output(ctx).line({"id": job.id}, job.id)
     else:
-        _follow(ctx, job, after=0)
+        _follow(ctx, job, _attended(ctx, job), after=0)
 
 
-def _prompt(prompt: str | None) -> str:
-    if prompt is not None and prompt != "-":
-        return prompt
-    if prompt is None and sys.stdin.isatty():
-        raise click.UsageError("give a prompt, or - to read it from standard input")
+def _attended(ctx: click.Context, job: JobHandle) -> Iterator[Event]:
+    """The job's events; where none comes soon, says so if there is nobody to write them."""
+    client, seen = _client(ctx), 0
     try:
-        return sys.stdin.buffer.read().decode().removesuffix("\n")
-    except UnicodeDecodeError as error:
-        raise click.UsageError("standard input is not UTF-8 text") from error
-
-
-def _fields(
-    prompt: str, *, system: str | None, json_schema: IO[str] | None, stop: tuple[str, ...], **plain: Any
-) -> Any:
-    """The job's fields; what was not given stays unset."""
-    fields = {name: value for name, value in plain.items() if value is not None}
-    if stop:
-        fields["stop"] = list(stop)
-    if json_schema is not None:
-        try:
-            schema = json.load(json_schema)
-        except (ValueError, RecursionError) as error:
-            raise click.UsageError("--json-schema: the file is not JSON") from error
-        fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": schema}}
-    if system is None:
-        return {"prompt": prompt, **fields}
-    return {"messages": [{"role": "system", "content": system}, {"role": "user", "content": prompt}], **fields}
+        for event in job.stream(timeout=LONELY_SECONDS):
+            seen = event.seq
+            yield event
+    except ResultTimeout:
+        if seen == 0 and not client.has_worker():
+            output(ctx).note(f"queued; no worker of namespace {client.settings.namespace!r} is alive")
+        yield from job.stream(after=seen)
 
 
 @command
@@ -162,14 +157,15 @@ def _fields(
 @click.option("--after", type=click.IntRange(min=0), default=0, metavar="SEQ", help="Begin after this sequence number.")
 def stream(ctx: click.Context, job: str, after: int) -> None:
     """Print a job's text as it comes, from the beginning."""
-    _follow(ctx, _client(ctx).job(job), after)
+    handle = _client(ctx).job(job)
+    _follow(ctx, handle, handle.stream(after), after)
 
 
-def _follow(ctx: click.Context, job: JobHandle, after: int) -> None:
+def _follow(ctx: click.Context, job: JobHandle, events: Iterator[Event], after: int) -> None:
     seen = after
     event: Event | None = None
     with _interruptible(ctx, lambda: f"stream {job.id} --after {seen}"):
-        for event in job.stream(after):
+        for event in events:
             output(ctx).event(event)
             seen = event.seq
     if isinstance(event, Failed) or (isinstance(event, Finished) and event.status == "cancelled"):
@@ -181,8 +177,16 @@ def _interruptible(ctx: click.Context, way_back: Callable[[], str]) -> Iterator[
     try:
         yield
     except KeyboardInterrupt:
-        output(ctx).note(f"\nthe job goes on; come back with: celery-llama {way_back()}")
+        output(ctx).note(f"\nthe job goes on; come back with: celery-llama {_given(ctx)}{way_back()}")
         ctx.exit(EXIT_INTERRUPTED)
+
+
+def _given(ctx: click.Context) -> str:
+    """The options before the command's name as they were given, but for a URL that may hold a password."""
+    url, namespace = (ctx.find_root().params[name] for name in ("redis_url", "namespace"))
+    words = [] if url is None else ["--redis-url", "..." if "@" in url or "password=" in url else shlex.quote(url)]
+    words += [] if namespace is None else ["--namespace", namespace]
+    return "".join(f"{word} " for word in words)
 
 
 @command

@@ -49,11 +49,12 @@ class Client:
         self.settings = resolve_settings(url, settings)
         self._connection = connect(self.settings)
         self._messenger = Messenger(self.settings)
+        self._closed = False
 
     def submit(
-        self, job: GenerateJob | None = None, /, *, response_model: type[BaseModel] | None = None, **fields: Any
+        self, job: GenerateJob | str | None = None, /, *, response_model: type[BaseModel] | None = None, **fields: Any
     ) -> JobHandle:
-        """Queue a job, given whole or by its fields; returns at once.
+        """Queue a job, given whole, or by its prompt and other fields; returns at once.
 
         `response_model` holds the output to a pydantic model's schema, and the result's `.parsed` is an instance of it.
         Raises InvalidJob, JobTooLarge, IdempotencyConflict, ServerUnreachable.
@@ -78,8 +79,13 @@ class Client:
         """List the jobs that failed and may be run again, the latest first. Raises ServerUnreachable."""
         return self._run(flows.failed(self.settings.names, limit))
 
+    def has_worker(self) -> bool:
+        """Whether a worker of the namespace is alive, or was within the last lease. Raises ServerUnreachable."""
+        return self._run(flows.has_worker(self.settings.names))
+
     def close(self) -> None:
         """Close all connections; streams that are being read end with an error."""
+        self._closed = True
         self._connection.close()
         self._messenger.close()
 
@@ -102,6 +108,8 @@ class Client:
 
     def _drive(self, flow: Flow[T]) -> Generator[AnyEvent, None, T]:
         """Perform a flow's steps, yield its events, return what it returns."""
+        if self._closed:
+            raise RuntimeError("the client is closed")
         line = _Line(self._connection, self._messenger)
         resume = partial(flow.send, None)
         with reachable(self.settings):

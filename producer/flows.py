@@ -38,17 +38,31 @@ from producer.steps import Flow, Publish, Subscribe, TellWorkers, Waiting
 CancelOutcome = Literal["closed", "requested", "ended"]
 
 
-def prepare(job: GenerateJob | None, response_model: type[BaseModel] | None, fields: dict[str, Any]) -> GenerateJob:
+def prepare(
+    job: GenerateJob | str | None, response_model: type[BaseModel] | None, fields: dict[str, Any]
+) -> GenerateJob:
     """Make the job of what `submit` was given; raises InvalidJob."""
-    if job is not None and fields:
-        raise TypeError("give either a job or its fields")
-    body = job.body() if job is not None else fields
+    body = _body(job, fields)
     if response_model is not None:
         if "response_format" in body:
             raise InvalidJob("give either response_model or response_format")
         schema = {"name": response_model.__name__[:64], "schema": response_model.model_json_schema()}
         body = {**body, "response_format": {"type": "json_schema", "json_schema": schema}}
     return parse_generate_job(body)
+
+
+def _body(job: GenerateJob | str | None, fields: dict[str, Any]) -> dict[str, Any]:
+    if job is None:
+        return fields
+    if isinstance(job, str):
+        if "prompt" in fields:
+            raise TypeError("give the prompt once")
+        return {"prompt": job, **fields}
+    if not isinstance(job, GenerateJob):
+        raise InvalidJob(f"give a prompt, a GenerateJob or the fields of one, not a {type(job).__name__}")
+    if fields:
+        raise TypeError("give either a job or its fields")
+    return job.body()
 
 
 def prepare_embedding(given: EmbedJob | str | Sequence[str], fields: dict[str, Any]) -> EmbedJob:
@@ -79,7 +93,9 @@ def submit(settings: Settings, job: Job) -> Flow[str]:
 
 
 def stream(names: Names, job_id: str, after: int, waiting: Waiting) -> Flow[None]:
-    """Every event past `after`, once and in order, up to the terminal one."""
+    """Every event past `after`, once and in order, up to the terminal one; raises ValueError if `after` is negative."""
+    if after < 0:
+        raise ValueError("after is a sequence number: 0 or more")
     cursor = EventCursor(after)
     while not cursor.done:
         try:
@@ -182,6 +198,12 @@ def retry(settings: Settings, job_id: str) -> Flow[None]:
     if replay.outcome == "not_failed":
         raise InvalidJob(f"job {job_id} has not failed, so there is nothing to retry")
     yield Publish(job_id, readable_body(replay.body), replay.priority)
+
+
+def has_worker(names: Names) -> Flow[bool]:
+    """Whether anybody takes jobs."""
+    alive: bool = yield queries.has_worker(names)
+    return alive
 
 
 def failed(names: Names, limit: int) -> Flow[list[JobInfo]]:

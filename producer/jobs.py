@@ -6,7 +6,8 @@ Names are OpenAI's; what OpenAI lacks has llama-server's name and default. An un
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
@@ -216,7 +217,7 @@ def parse_body(kind: type[J], body: object) -> J:
         encode_body(job.body()).encode()
         return job
     except ValidationError as error:
-        raise InvalidJob(describe_validation_error(error)) from error
+        raise InvalidJob(describe_validation_error(error, kind.model_fields)) from error
     except UnicodeEncodeError as error:
         raise InvalidJob("a text is not valid Unicode: it has half of a surrogate pair") from error
     except RecursionError as error:
@@ -231,10 +232,17 @@ def encode_body(body: Mapping[str, Any]) -> str:
     return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def describe_validation_error(error: ValidationError) -> str:
-    """One line for a person: where and what, never the offending value (it may be a prompt)."""
+def describe_validation_error(error: ValidationError, fields: Collection[str] = ()) -> str:
+    """One line for a person: where and what, never the offending value (it may be a prompt).
+
+    For a name that is none of `fields`, the one that may have been meant.
+    """
     problems = []
     for item in error.errors(include_url=False, include_input=False, include_context=False)[:5]:
         where = ".".join(str(part) for part in item["loc"][:4])
-        problems.append(f"{where}: {item['msg']}" if where else item["msg"].removeprefix("Value error, "))
+        what = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            meant = get_close_matches(where, fields if len(item["loc"]) == 1 else (), n=1, cutoff=0.64)
+            what = f"unknown field, did you mean {meant[0]}?" if meant else "unknown field"
+        problems.append(f"{where}: {what}" if where else what)
     return "; ".join(problems)

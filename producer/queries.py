@@ -118,6 +118,11 @@ def events(names: Names, job_id: str, start: str, count: int) -> Query[list[Entr
     return Query(["XRANGE", names.events(job_id), start, "+", "COUNT", count], parse)
 
 
+def has_worker(names: Names) -> Query[bool]:
+    """Whether a worker is alive, or was within the last lease: one of them holds this key at any time."""
+    return Query(["EXISTS", names.reconciler], bool)
+
+
 def failed_jobs(names: Names, limit: int) -> Query[list[str]]:
     """The ids of the jobs that failed, the latest first."""
     return Query(

@@ -10,7 +10,7 @@ import redis
 
 from producer.events import encode_event
 from producer.ledger import Claim, Emission, EmitAnswer, FinishAnswer, Ledger
-from producer.results import Choice, EndStatus, JobError, Result
+from producer.results import Choice, EndStatus, FinishReason, JobError, Result
 from producer.scripts import Operation, T, execute
 
 
@@ -40,7 +40,14 @@ class Hand:
         return self.do(self.ledger.emit([Emission(job_id, attempt, events)]))[0]
 
     def finish(
-        self, job_id: str, text: str = "", *, seq: int, attempt: int = 1, status: EndStatus = "completed"
+        self,
+        job_id: str,
+        text: str = "",
+        *,
+        seq: int,
+        attempt: int = 1,
+        status: EndStatus = "completed",
+        reason: FinishReason = "stop",
     ) -> FinishAnswer:
         """End a job with this text, or with an error."""
         if status == "failed":
@@ -48,9 +55,11 @@ class Hand:
             event = encode_event(attempt, seq, "failed", {"error": error.model_dump()})
             result = Result(id=job_id, status=status, error=error, attempts=attempt)
         else:
-            fields: dict[str, Any] = {"status": status, "finish_reason": ["stop"]}
+            fields: dict[str, Any] = {"status": status, "finish_reason": [reason]}
             event = encode_event(attempt, seq, "finished", fields)
-            result = Result(id=job_id, status=status, choices=[Choice(text=text)], attempts=attempt)
+            result = Result(
+                id=job_id, status=status, choices=[Choice(text=text, finish_reason=reason)], attempts=attempt
+            )
         return self.do(self.ledger.finish(job_id, attempt, seq, event, result))
 
 

@@ -142,7 +142,11 @@ def test_what_cannot_be_done_is_said_in_the_same_words(run: Run) -> None:
         with pytest.raises(JobNotFound):
             await read(client.job("nobody-s"))
         with pytest.raises(ResultTimeout):
-            await (await client.submit(prompt="x")).result(timeout=0)
+            await (await client.submit("x")).result(timeout=0)
+        assert not await client.has_worker()
+        await client.close()
+        with pytest.raises(RuntimeError, match="the client is closed"):
+            await client.submit("x")
 
     run(body)
 

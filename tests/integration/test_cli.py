@@ -8,8 +8,11 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 import redis
@@ -148,7 +151,7 @@ def test_a_failed_job_is_exit_code_1(command: Command, client: Client, hand: Han
 
     for name in ("stream", "result"):
         result = command(name, job.id)
-        assert (result.exit_code, result.stderr) == (1, "Error: it broke\n")
+        assert (result.exit_code, result.stdout, result.stderr) == (1, "", "Error: it broke\n")
         as_json = command(name, job.id, "--json")
         assert as_json.exit_code == 1
         assert lines(as_json)[-1]["error"] == {"code": "engine_error", "message": "it broke"}
@@ -161,7 +164,45 @@ def test_a_cancelled_job_is_exit_code_1(command: Command, client: Client) -> Non
     assert command("cancel", job.id).stdout == "it had ended before\n"
     for name in ("stream", "result"):
         result = command(name, job.id)
-        assert (result.exit_code, result.stderr) == (1, "cancelled\n")
+        assert (result.exit_code, result.stdout, result.stderr) == (1, "", "cancelled\n")
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"), [("length", "length: max_tokens, or its slot is full"), ("timeout", "timeout")]
+)
+def test_a_text_that_was_cut_is_printed_and_why(
+    command: Command, client: Client, connection: redis.Redis, names: Names, hand: Hand, reason: str, words: str
+) -> None:
+    job = client.submit("x")
+    hand.claim(job.id)
+    hand.say(job.id, "hello")
+    hand.finish(job.id, "hello", seq=2, status="incomplete", reason=reason)  # type: ignore[arg-type]
+
+    for name in ("stream", "result"):
+        result = command(name, job.id)
+        assert (result.exit_code, result.stdout, result.stderr) == (0, "hello\n", f"incomplete ({words})\n")
+
+
+def test_a_job_for_which_there_is_no_worker_is_queued_and_says_so_once(
+    command: Command, connection: redis.Redis, names: Names, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("producer.cli.LONELY_SECONDS", 0.1)
+
+    def cancel() -> None:
+        while not (jobs := cast(list[bytes], connection.zrange(names.open, 0, 0))):
+            time.sleep(0.01)
+        time.sleep(0.5)
+        client.job(jobs[0].decode()).cancel()
+
+    alone = f"queued; no worker of namespace '{names.namespace}' is alive\n"
+    for said in (alone, ""):
+        thread = threading.Thread(target=cancel)
+        thread.start()
+        result = command("submit", "x")
+        thread.join()
+        assert (result.exit_code, result.stdout, result.stderr) == (1, "", f"{said}cancelled\n")
+        connection.delete(names.open)
+        connection.set(names.reconciler, "worker-1")
 
 
 def test_a_result_that_does_not_come_in_time_is_exit_code_1(command: Command, client: Client) -> None:
@@ -184,6 +225,34 @@ def test_status_prints_the_state(command: Command, ended: str) -> None:
 
     [state] = lines(command("status", ended, "--json"))
     assert (state["id"], state["status"], state["attempts"]) == (ended, "completed", 1)
+
+
+def test_status_says_in_words_what_there_is_to_say(command: Command, client: Client, hand: Hand) -> None:
+    plain = client.submit(prompt="x")
+    failed = client.submit(prompt="x", metadata={"tenant": "a", "run": "7"})
+    for job in (plain, failed):
+        hand.claim(job.id)
+    plain.cancel()
+    hand.finish(failed.id, seq=1, status="failed")
+
+    def told(job_id: str) -> dict[str, str]:
+        return {line[:16].strip(): line[17:] for line in command("status", job_id).stdout.splitlines()}
+
+    assert told(plain.id).keys() == {
+        *("id", "status", "attempts", "created", "started", "worker", "priority", "cancel requested")
+    }
+    assert told(plain.id)["cancel requested"] == "yes"
+    assert told(failed.id)["metadata"] == "tenant=a, run=7"
+    assert told(failed.id)["error"] == "engine_error: it broke"
+    assert "cancel requested" not in told(failed.id)
+
+
+def test_every_json_line_is_spelled_alike(command: Command, ended: str) -> None:
+    commands = (["stream", ended], ["result", ended], ["status", ended], ["cancel", ended], ["status", "nobody-s"])
+    printed = "".join(command(*arguments, "--json").stdout for arguments in commands)
+
+    for line in printed.splitlines():
+        assert line == json.dumps(json.loads(line), separators=(",", ":"))
 
 
 def test_failed_jobs_are_listed_and_retried(command: Command, client: Client, hand: Hand) -> None:
@@ -281,6 +350,31 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back(
     assert job.status().status == "running"
 
 
+@pytest.mark.parametrize(
+    ("given", "repeated"),
+    [
+        ([], ""),
+        (["--namespace", "mine"], "--namespace mine "),
+        (["--redis-url", "redis://h:1/2"], "--redis-url redis://h:1/2 "),
+        (["--redis-url", "unix:///a b", "--namespace", "mine"], "--redis-url 'unix:///a b' --namespace mine "),
+        (["--redis-url", "redis://:secret@h"], "--redis-url ... "),
+    ],
+    ids=str,
+)
+def test_the_way_back_repeats_the_options_that_were_given_but_no_password(
+    command: Command, given: list[str], repeated: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("producer.client.JobHandle.result", interrupt)
+
+    result = command(*given, "result", "job-1")
+
+    assert result.exit_code == 130
+    assert f" celery-llama {repeated}result job-1\n" in result.stderr
+
+
 def test_a_closed_pipe_is_quiet(environment: dict[str, str], client: Client, hand: Hand) -> None:
     job = client.submit(prompt="x")
     hand.claim(job.id)
@@ -294,3 +388,4 @@ def test_a_closed_pipe_is_quiet(environment: dict[str, str], client: Client, han
         hand.say(job.id, "second\n", first_seq=2)
         hand.finish(job.id, seq=3)
         assert running.stderr.read() == ""
+    assert running.returncode == 141

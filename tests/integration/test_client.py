@@ -86,6 +86,25 @@ def test_a_job_may_be_given_whole_or_by_its_fields(client: Client) -> None:
     assert whole.id != fields.id
 
 
+def test_a_job_may_be_given_by_its_prompt(client: Client, connection: redis.Redis, names: Names) -> None:
+    job = client.submit("hello", max_tokens=3)
+
+    assert connection.hget(names.job(job.id), "body") == b'{"prompt":"hello","max_tokens":3}'
+
+
+def test_a_client_that_is_closed_does_nothing_and_says_so(
+    settings: Settings, connection: redis.Redis, names: Names
+) -> None:
+    with Client(settings=settings) as client:
+        job = client.submit("x")
+    before = connection.keys(f"{names.namespace}*")
+
+    for attempt in (lambda: client.submit("x"), job.result, lambda: next(iter(job.stream()))):
+        with pytest.raises(RuntimeError, match=r"^the client is closed$"):
+            attempt()
+    assert sorted(connection.keys(f"{names.namespace}*")) == sorted(before)
+
+
 def test_a_job_that_is_not_valid_is_not_stored(client: Client, connection: redis.Redis, names: Names) -> None:
     with pytest.raises(InvalidJob, match="colour"):
         client.submit(prompt="x", colour="blue")

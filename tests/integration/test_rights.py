@@ -44,6 +44,7 @@ def as_user(settings: Settings, user: str) -> Client:
 @pytest.mark.usefixtures("users")
 def test_a_producer_may_do_all_that_the_client_offers(settings: Settings, hand: Hand) -> None:
     with as_user(settings, "producer") as client:
+        assert not client.has_worker()
         queued = client.submit(prompt="x", idempotency_key="k", expires=60.0, metadata={"a": "b"})
         assert queued.cancel() == "closed"
         assert [event.type for event in queued.stream()] == ["finished"]

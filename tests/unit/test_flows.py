@@ -267,6 +267,23 @@ def test_a_response_model_beside_a_response_format_is_refused() -> None:
 def test_a_job_beside_fields_is_a_mistake_in_the_program() -> None:
     with pytest.raises(TypeError):
         flows.prepare(GenerateJob(prompt="x"), None, {"max_tokens": 1})
+    with pytest.raises(TypeError):
+        flows.prepare("x", None, {"prompt": "x"})
+
+
+def test_a_text_alone_is_the_prompt() -> None:
+    assert flows.prepare("x", None, {"n": 2}) == GenerateJob(prompt="x", n=2)
+
+
+@pytest.mark.parametrize("given", [[{"role": "user", "content": "x"}], {"prompt": "x"}, b"x"], ids=str)
+def test_what_is_neither_a_prompt_nor_a_job_is_refused_with_its_kind(given: Any) -> None:
+    with pytest.raises(InvalidJob, match=f"not a {type(given).__name__}$"):
+        flows.prepare(given, None, {})
+
+
+def test_a_stream_begins_at_0_or_later() -> None:
+    with pytest.raises(ValueError, match="0 or more"):
+        follow(after=-1)
 
 
 # ending

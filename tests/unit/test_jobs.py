@@ -79,6 +79,23 @@ def test_a_job_that_is_not_valid_is_refused_without_repeating_its_text(body: obj
     assert SECRET not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ({"prompt": "x", "max_token": 3}, "max_token: unknown field, did you mean max_tokens?"),
+        ({"prompt": "x", "max_completion_tokens": 3}, "max_completion_tokens: unknown field, did you mean max_tokens?"),
+        ({"prompt": "x", "colour": "blue"}, "colour: unknown field"),
+        ({"prompt": "x", "response_format": {"typ": "text"}}, "response_format.typ: unknown field"),
+    ],
+    ids=str,
+)
+def test_a_field_that_is_not_known_is_named_with_the_one_that_may_be_meant(body: object, line: str) -> None:
+    with pytest.raises(InvalidJob) as caught:
+        parse_generate_job(body)
+
+    assert str(caught.value) == line
+
+
 def test_a_body_nested_without_end_is_refused() -> None:
     nested: dict[str, Any] = {}
     for _ in range(100_000):

@@ -52,7 +52,8 @@ def test_the_message_is_the_one_that_workers_read() -> None:
 def test_every_key_is_documented() -> None:
     names = Names("celery-llama")
 
-    for key in (names.job("<id>"[1:-1]), names.events("id"), names.open, names.expiring, names.failed, names.lease("")):
+    jobs = (names.job("id"), names.events("id"))
+    for key in (*jobs, names.open, names.expiring, names.failed, names.lease(""), names.reconciler):
         assert f"`{key.replace('{id}', '{<id>}')}" in PROTOCOL
 
 
