@@ -63,6 +63,8 @@ class Token(Event):
     choice: int = 0
     tokens: list[int] = Field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
+    #: Set in the choice's last event, which may have no text.
+    finish_reason: FinishReason | None = None
 
 
 class Finished(Event):

@@ -11,7 +11,7 @@ from producer.cursor import EventCursor
 from producer.events import AnyEvent, Event, Started, Token
 from producer.names import Names
 from producer.queries import ask, events
-from producer.results import TokenLogprob
+from producer.results import FinishReason, TokenLogprob
 
 #: Entries fetched in one call.
 PAGE_ENTRIES = 1000
@@ -24,6 +24,8 @@ class DeliveredChoice:
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    #: Set if the choice is complete.
+    finish_reason: FinishReason | None = None
 
 
 @dataclass(slots=True)
@@ -54,6 +56,7 @@ def delivered(events: Iterable[Event]) -> Delivered:
             texts.setdefault(event.choice, []).append(event.text)
             choice.tokens += event.tokens
             choice.logprobs += event.logprobs or ()
+            choice.finish_reason = event.finish_reason or choice.finish_reason
         elif isinstance(event, Started):
             total.started = True
             total.prompt_tokens, total.cached_tokens = event.prompt_tokens, event.cached_tokens

@@ -9,6 +9,7 @@ from typing import Any
 
 from producer.events import AnyEvent, Token, parse_event
 from producer.jobs import parse_generate_job
+from producer.replay import DeliveredChoice
 from producer.results import Result, TokenLogprob
 from worker.engine.llama import LlamaEngine
 from worker.engine.model import LlamaModel
@@ -80,7 +81,8 @@ class WholeEngine:
     def add(self, job_id: str, body: Mapping[str, Any], delivered: Mapping[int, list[int]] | None = None) -> None:
         """Take in a job as it goes over the wire; raises InvalidJob."""
         job = parse_generate_job(dict(body))
-        prepared = self.preparer.prepare(job_id, 1, job, delivered or {}, None)
+        said = {choice: DeliveredChoice(tokens=tokens) for choice, tokens in (delivered or {}).items()}
+        prepared = self.preparer.prepare(job_id, 1, job, said, None)
         transcript = Transcript(job_id, 1, attempts=1, worker="w", model=self.model.name, piece=self.preparer.piece)
         transcript.describe(
             choices=job.n,

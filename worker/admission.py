@@ -23,7 +23,7 @@ from producer.errors import CeleryLlamaError, InvalidJob, JobTooLarge
 from producer.kinds import Job, parse_job
 from producer.ledger import Claim
 from producer.names import check_job_id
-from producer.replay import Delivered, delivered, read_events
+from producer.replay import Delivered, DeliveredChoice, delivered, read_events
 from producer.results import JobError, Result
 from producer.scripts import Operation, execute
 from worker.delivery import Delivery
@@ -63,7 +63,7 @@ class Preparer(Protocol):
         job_id: str,
         number: int,
         job: Job,
-        delivered: Mapping[int, list[int]],
+        delivered: Mapping[int, DeliveredChoice],
         limit_seconds: float | None,
     ) -> Preparation[Any]:
         """Make an attempt; raises CeleryLlamaError."""
@@ -219,8 +219,8 @@ class Admission:
         except ValueError as error:
             raise InvalidJob("the job is not JSON that can be read") from error
         job = parse_job(delivery.task, body)
-        tokens = {choice: said.tokens for choice, said in so_far.choices.items()}
-        prepared = self._preparer.prepare(delivery.job_id, claim.attempt, job, tokens, delivery.limit_seconds)
+        said, limit = so_far.choices, delivery.limit_seconds
+        prepared = self._preparer.prepare(delivery.job_id, claim.attempt, job, said, limit)
         transcript.describe(
             choices=prepared.choices,
             prompt_tokens=prepared.prompt_tokens,

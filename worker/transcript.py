@@ -71,7 +71,8 @@ class Transcript:
         self.prompt_tokens, self.cached_tokens = so_far.prompt_tokens, so_far.cached_tokens
         self._have_choices(max(so_far.choices, default=0) + 1)
         for index, choice in so_far.choices.items():
-            self.choices[index] = TranscriptChoice([choice.text], len(choice.tokens), list(choice.logprobs))
+            said = [choice.text], len(choice.tokens), list(choice.logprobs)
+            self.choices[index] = TranscriptChoice(*said, choice.finish_reason)
 
     def describe(
         self, *, choices: int, prompt_tokens: int, seed: int | None, reproducible: bool | None, logprobs: bool
@@ -144,9 +145,11 @@ class Transcript:
         choice = self.choices[index]
         text = "".join(output.text for output in pending)
         tokens = [sampled for output in pending for sampled in output.tokens]
+        ends = choice.finish_reason is None and pending[-1].finish_reason is not None
         choice.finish_reason = pending[-1].finish_reason
         pending.clear()
-        if not text and not tokens:
+        # A choice's end is said although it may have no text: an attempt that goes on must know what is complete.
+        if not (text or tokens or ends) or self.vectors:
             return
         if tokens and self.first_token_at is None:
             self.first_token_at, self.first_tokens = time.monotonic(), len(tokens)
@@ -158,6 +161,8 @@ class Transcript:
             "text": text,
             "tokens": [sampled.token for sampled in tokens],
         }
+        if ends:
+            fields["finish_reason"] = choice.finish_reason
         if self.logprobs:
             entries = [self._logprob(sampled) for sampled in tokens]
             choice.logprobs += entries

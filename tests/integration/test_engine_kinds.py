@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from producer.jobs import parse_generate_job
+from producer.replay import DeliveredChoice
 from tests.stepping import tokens_of_jobs
 from tests.tiny_kinds import WINDOW, write_tiny_hybrid, write_tiny_mamba, write_tiny_windows
 from worker.engine.llama import LlamaEngine
@@ -68,7 +69,8 @@ class Watching(LlamaEngine):
 
 def attempt(preparer: JobPreparer, name: str, delivered: dict[int, list[int]] | None = None) -> Attempt:
     fields = {"temperature": 0.0, "max_tokens": 16, "seed": 7, "ignore_eos": True, **JOBS[name.rstrip("+")]}
-    return preparer.prepare(name, 1, parse_generate_job(fields), delivered or {}, None).attempt
+    said = {choice: DeliveredChoice(tokens=tokens) for choice, tokens in (delivered or {}).items()}
+    return preparer.prepare(name, 1, parse_generate_job(fields), said, None).attempt
 
 
 class Run:

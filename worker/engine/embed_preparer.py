@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from producer.embedding import EmbedJob
 from producer.errors import InvalidJob
 from producer.kinds import Job
+from producer.replay import DeliveredChoice
 from worker.engine.embedding import EmbedAttempt
 from worker.engine.model import LlamaModel
 from worker.engine.preparation import Preparation
@@ -27,7 +28,7 @@ class EmbedPreparer:
         return self._model.piece(token)
 
     def prepare(
-        self, job_id: str, number: int, job: Job, delivered: Mapping[int, list[int]], limit_seconds: float | None
+        self, job_id: str, number: int, job: Job, delivered: Mapping[int, DeliveredChoice], limit_seconds: float | None
     ) -> Preparation[EmbedAttempt]:
         """Make attempt `number` of the job, which ends after `limit_seconds` at the latest. Raises InvalidJob."""
         if not isinstance(job, EmbedJob):

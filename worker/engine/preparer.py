@@ -9,6 +9,7 @@ from collections.abc import Sequence as Many
 from producer.errors import InvalidJob
 from producer.jobs import MAX_SEED, GenerateJob, LoraAdapter
 from producer.kinds import Job
+from producer.replay import DeliveredChoice
 from worker.engine.detokenizer import Detokenizer
 from worker.engine.model import LlamaModel
 from worker.engine.plan import Adapters
@@ -42,10 +43,10 @@ class JobPreparer:
         job_id: str,
         number: int,
         job: Job,
-        delivered: Mapping[int, list[int]],
+        delivered: Mapping[int, DeliveredChoice],
         limit_seconds: float | None,
     ) -> Preparation[Attempt]:
-        """Make attempt `number` of the job, which goes on after the tokens `delivered` of each choice.
+        """Make attempt `number` of the job, which goes on after what was `delivered` of each choice.
 
         Ends after `limit_seconds` at the latest. Raises InvalidJob, BadGrammar, EngineFault.
         """
@@ -62,7 +63,10 @@ class JobPreparer:
             raise InvalidJob("this worker's memory is unified, so it cannot promise reproducible output")
         reproducible = self._reproducible_with_lora if adapters else self.reproducible
         exclusive = job.reproducible == "require" and not reproducible
-        sequences = [self._sequence(job, prepared, choice, delivered.get(choice, []), seed) for choice in range(job.n)]
+        nothing = DeliveredChoice()
+        sequences = [
+            self._sequence(job, prepared, choice, delivered.get(choice, nothing), seed) for choice in range(job.n)
+        ]
         for sequence in sequences:
             for part in sequence.parts:
                 part.adapters = adapters
@@ -78,8 +82,11 @@ class JobPreparer:
                 raise InvalidJob(f"lora: this worker has no {adapter.name}, it has {', '.join(known) or 'no adapters'}")
         return tuple(sorted((adapter.name, adapter.scale) for adapter in wanted if adapter.scale))
 
-    def _sequence(self, job: GenerateJob, prepared: Prepared, choice: int, delivered: list[int], seed: int) -> Sequence:
+    def _sequence(
+        self, job: GenerateJob, prepared: Prepared, choice: int, said: DeliveredChoice, seed: int
+    ) -> Sequence:
         """One choice; an earlier attempt's tokens are replayed, so that penalties, grammar and held text are there."""
+        delivered = said.tokens
         # Choices must differ, and a resumed one must not draw its first numbers again.
         own_seed = (seed + 1_000_003 * choice + 7_919 * len(delivered)) % (MAX_SEED + 1)
         sampler = self._prompts.sampler(job, prepared, own_seed)
@@ -96,7 +103,9 @@ class JobPreparer:
             result.guide = sequence(list(prepared.negative))
             result.guide.guided = result
             result.guidance_scale = job.guidance.scale
-        if text.stopped:
+        if said.finish_reason is not None:
+            result.finish_reason = said.finish_reason
+        elif text.stopped:
             result.finish_reason = "stop"
         elif len(delivered) >= prepared.max_tokens:
             result.finish_reason = "length"
