@@ -74,6 +74,7 @@ class Survey:
 EmitAnswer = Literal["ok", "cancel", "fenced"]
 FinishAnswer = Literal["finished", "repeated", "fenced"]
 CloseAnswer = Literal["closed", "requested", "ended", "begun", "unknown"]
+ToldAnswer = Literal["told", "open"]
 ReleaseAnswer = Literal["released", "fenced"]
 
 
@@ -118,16 +119,7 @@ class Ledger:
         return Operation(
             Script.load("claim"),
             [self.names.job(job_id), self.names.open, self.names.expiring],
-            [
-                job_id,
-                owner,
-                self.names.lease_prefix,
-                body,
-                priority,
-                self.lease_seconds,
-                uuid4().hex,
-                self.result_ttl_seconds,
-            ],
+            [job_id, owner, self.names.lease_prefix, body, priority, self.lease_seconds, uuid4().hex],
             _parse_claim,
         )
 
@@ -147,7 +139,7 @@ class Ledger:
         names = self.names
         return Operation(
             Script.load("finish"),
-            [names.job(job_id), names.events(job_id), names.open, names.failed],
+            [names.job(job_id), names.events(job_id), names.failed],
             [
                 job_id,
                 attempt,
@@ -158,6 +150,15 @@ class Ledger:
                 self.result_ttl_seconds,
                 self.events_ttl_seconds,
             ],
+            lambda reply: reply.decode(),
+        )
+
+    def told(self, job_id: str) -> Operation[ToldAnswer]:
+        """Note that Celery knows how the job has ended."""
+        return Operation(
+            Script.load("told"),
+            [self.names.job(job_id), self.names.open],
+            [job_id, self.result_ttl_seconds],
             lambda reply: reply.decode(),
         )
 

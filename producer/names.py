@@ -44,7 +44,7 @@ class Names:
     def open(self) -> str:
         """Sorted set: jobs that need a worker, scored by when somebody last vouched for them (Unix seconds).
 
-        Those that have not ended, and those that were ended without one, until a worker has told Celery.
+        Those that have not ended, and those that have, until a worker has told Celery.
         """
         return f"{self.namespace}:open"
 

@@ -6,6 +6,7 @@ that a job is either not claimed yet, and then the claim finds it ended, or alre
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -112,12 +113,15 @@ class Admission:
         """End the job, wherever it is."""
         self._submit(lambda: self._cancel(job_id))
 
+    def told(self, job_id: str) -> None:
+        """Note that Celery knows how the job has ended."""
+        self._submit(lambda: self._told(job_id))
+
     def hand_back(self) -> None:
         """Claim nothing more; what waits here, and then what the engine has, goes back."""
         self._stopping.set()
         self._submit(self._postponed.hurry)
-        # Behind the job that is being claimed just now, so that the engine has that one too.
-        self._submit(lambda: self._runner.send(EndAll("handed_back")))
+        self._submit(lambda: self._runner.send(EndAll("handed_back")))  # and the job that is being claimed just now
 
     def stop(self) -> None:
         """End the thread."""
@@ -187,9 +191,10 @@ class Admission:
             transcript.resume(so_far)
             if claim.cancel_requested or delivery.revoked:
                 end("cancelled")
-            elif transcript.attempts > self._settings.max_attempts:
-                message = f"{self._settings.max_attempts} workers took the job up and did not survive it"
-                end("failed", JobError(code="max_attempts_exceeded", message=message))
+            elif transcript.attempts > (most := self._settings.max_attempts):
+                transcript.attempts = most  # this one only says so
+                why = f"{most} workers took the job up and did not survive it"
+                end("failed", JobError(code="max_attempts_exceeded", message=why))
             else:
                 self._runner.send(Add(self._prepare(delivery, claim, transcript, so_far).attempt))
         except CeleryLlamaError as error:
@@ -199,13 +204,12 @@ class Admission:
             end("handed_back")
         except Exception as error:
             logger.exception("job %s could not be prepared", job_id)
-            message = f"the worker could not prepare the job: {type(error).__name__}"
-            end("failed", JobError(code="internal_error", message=message))
+            why = f"the worker could not prepare the job: {type(error).__name__}"
+            end("failed", JobError(code="internal_error", message=why))
 
     def _resume_point(self, job_id: str, claim: Claim) -> Delivered:
-        if claim.attempt == 1:
-            return Delivered()
-        return delivered(read_events(self._connection, self._ledger.names, job_id))
+        first = claim.attempt == 1
+        return Delivered() if first else delivered(read_events(self._connection, self._ledger.names, job_id))
 
     def _prepare(self, delivery: Delivery, claim: Claim, transcript: Transcript, so_far: Delivered) -> Preparation[Any]:
         if len(claim.body) > self._settings.max_job_bytes:
@@ -230,9 +234,14 @@ class Admission:
         if self._insist(self._ledger.cancel(job_id)) == "requested":
             self._runner.send(End(job_id, "cancelled"))
 
-    def _insist(self, operation: Operation[T]) -> T | None:
+    def _told(self, job_id: str) -> None:
+        with contextlib.suppress(InvalidJob):  # it has no ledger entry
+            self._insist(self._ledger.told(job_id), at_least_once=True)
+
+    def _insist(self, operation: Operation[T], *, at_least_once: bool = False) -> T | None:
         """Run an operation until the server has answered; None if the worker stops before."""
-        while not self._stopping.is_set():
+        while at_least_once or not self._stopping.is_set():
+            at_least_once = False
             try:
                 return execute(self._connection, operation)
             except redis.RedisError as error:

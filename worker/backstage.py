@@ -15,7 +15,7 @@ from worker.publisher import Publisher
 from worker.runner import Runner
 from worker.tasks import Outcomes
 
-_STOP_SECONDS = 5.0
+_WRITE_SECONDS = 5.0
 
 
 class Backstage:
@@ -54,8 +54,8 @@ class Backstage:
     def stop(self) -> None:
         """The reverse: nothing is claimed, decoded or said any more, then the lease goes."""
         self._admission.stop()
-        self._runner.stop(_STOP_SECONDS)
-        self._publisher.stop(_STOP_SECONDS)
+        self._runner.stop()
+        self._publisher.stop(_WRITE_SECONDS)
         self._keeper.stop()
 
     def admit(self, delivery: Delivery, pool: Ender) -> None:
@@ -65,6 +65,10 @@ class Backstage:
     def cancel(self, job_id: str) -> None:
         """Ask for the job's end, off the hub thread."""
         self._admission.cancel(job_id)
+
+    def told(self, job_id: str) -> None:
+        """Note in the ledger that Celery knows how the job has ended, off the hub thread."""
+        self._admission.told(job_id)
 
     def hand_back(self) -> None:
         """End every attempt so that others may take the jobs at once."""

@@ -8,6 +8,7 @@ import redis
 
 from producer.connection import hide_password
 from producer.errors import CeleryLlamaError, ServerUnreachable
+from worker.engine.context import device_name
 from worker.engine.embedder import LlamaEmbedder
 from worker.engine.llama import LlamaEngine, LlamaModel
 from worker.engine.plan import Piece, Plan
@@ -72,13 +73,15 @@ def _check_generating(settings: WorkerSettings, model: LlamaModel, say: Say) -> 
         say(f"ok    adapters: {', '.join(model.adapters)}")
     with LlamaEngine(model, settings) as engine:
         report = probe(engine, model.n_vocab, settings.chunk_tokens)
-    yes_no = {True: "same bits", False: "other bits"}
+        needed = engine.limits.cell_bytes * engine.limits.cells_per_slot * engine.limits.slots
+    say(f"ok    memory: the cells take about {needed / 2**30:.1f} GiB")
+    same = {True: "the same bits", False: "other bits"}
     say(
-        f"ok    device: alone and among others, decoding gives the {yes_no[report.decode]}, "
-        f"reading the {yes_no[report.prefill]}"
+        f"ok    device: {device_name()}; alone and among others, decoding gives {same[report.decode]}, "
+        f"reading {same[report.prefill]}"
     )
     if not report.reproducible:
-        say("      so: greedy output may depend on who shares the batch; results say `reproducible: false`")
+        say("      but: greedy output may depend on who shares the batch; results say `reproducible: false`")
 
 
 def _check_embedding(settings: WorkerSettings, model: LlamaModel, say: Say) -> None:

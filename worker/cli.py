@@ -5,9 +5,10 @@ Every option is a field of `WorkerSettings`, and also an environment variable `C
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import click
 from pydantic import ValidationError
@@ -16,6 +17,7 @@ from pydantic_core import PydanticUndefined
 from producer.errors import CeleryLlamaError, MissingExtra, ServerUnreachable
 from producer.jobs import describe_validation_error
 from worker.embedded import ensure_server
+from worker.engine.machine import bound_spinning
 from worker.settings import WorkerSettings
 
 EXIT_FAILED, EXIT_USAGE, EXIT_UNREACHABLE = 1, 2, 3
@@ -27,7 +29,10 @@ def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
         default = "" if field.default is PydanticUndefined else f"  [default: {field.default}]"
         flag = f"--{name.replace('_', '-')}"
         help_text = f"{field.description or ''}{default}"
-        command = click.option(flag, name, default=None, metavar="VALUE", help=help_text)(command)
+        # The values are validated by the settings class alone, whichever way they come.
+        choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        metavar = "|".join(choices) or "VALUE"
+        command = click.option(flag, name, default=None, metavar=metavar, help=help_text)(command)
     return command
 
 
@@ -42,6 +47,7 @@ def cli() -> None:
 def start(**options: str | None) -> None:
     """Take jobs and run them until told to stop (SIGTERM finishes or hands back what runs)."""
     settings = load_settings(options)
+    bound_spinning()
     with errors_as_lines():
         from worker.assembly import run_worker
 
@@ -73,16 +79,16 @@ def demo(stay: bool | None, **options: str | None) -> None:
 
 def load_settings(options: dict[str, str | None]) -> WorkerSettings:
     """Options over environment over defaults; ends the program with one line if they are wrong."""
+    known = {f"CELERY_LLAMA_{name.upper()}" for name in WorkerSettings.model_fields}
+    for name in sorted(os.environ):
+        if name.startswith("CELERY_LLAMA_") and name not in known:
+            click.echo(f"celery-llama-worker: {name} is no setting, and means nothing", err=True)
     try:
-        return WorkerSettings.model_validate({}) if not any(options.values()) else _with_options(options)
+        given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        return WorkerSettings(**given)
     except ValidationError as error:
         click.echo(f"celery-llama-worker: {describe_validation_error(error)}", err=True)
         sys.exit(EXIT_USAGE)
-
-
-def _with_options(options: dict[str, str | None]) -> WorkerSettings:
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    return WorkerSettings(**given)
 
 
 def with_server(settings: WorkerSettings) -> WorkerSettings:

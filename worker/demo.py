@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -15,100 +16,51 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from producer import Client, JobHandle, Result
 from producer.errors import CeleryLlamaError, MissingExtra
 from producer.events import AnyEvent
-from worker.demo_screen import Screen, make_screen
+from worker.demo_jobs import JOBS
 from worker.embedded import EMBEDDED_URL, ensure_server, local_port, stop_server
 from worker.errors import StartupError
 from worker.settings import WorkerSettings
 from worker.supervisor import probe
 
-#: Of different kinds, so that prompts and outputs have different lengths and leave the batch at different steps.
-JOBS: dict[str, dict[str, Any]] = {
-    "story": {"prompt": "Once upon a time, in a village by the sea,", "max_tokens": 96, "seed": 7},
-    "summary": {
-        "messages": [
-            {
-                "role": "user",
-                "content": "Summarise in one sentence: Redis keeps the queue, so a job outlives the web server that "
-                "sent it. A worker decodes all jobs that are ready together, and publishes each job's words as they "
-                "come.",
-            },
-        ],
-        "max_tokens": 64,
-        "temperature": 0.0,
-    },
-    "extraction": {
-        "prompt": "Text: Ada Lovelace was born in London in 1815.\nJSON with name, city and year: ",
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {
-                "name": "person",
-                "schema": {
-                    "type": "object",
-                    "properties": {
-                        "name": {"type": "string", "maxLength": 40},
-                        "city": {"type": "string", "maxLength": 40},
-                        "year": {"type": "integer"},
-                    },
-                    "required": ["name", "city", "year"],
-                    "additionalProperties": False,
-                },
-            },
-        },
-        "max_tokens": 96,
-        "temperature": 0.0,
-    },
-    "classification": {
-        "prompt": "Review: I love it, works great.\nSentiment: positive\n\n"
-        "Review: The battery died after a day. Awful.\nSentiment: ",
-        "grammar": 'root ::= "positive" | "negative"',
-        "temperature": 0.0,
-    },
-    "poem": {
-        "messages": [{"role": "user", "content": "Write a short poem about the rain."}],
-        "max_tokens": 80,
-        "temperature": 0.3,
-        "seed": 4,
-    },
-    "list": {"prompt": "Days of the week:\n1. Monday\n2.", "stop": ["8."], "max_tokens": 64, "temperature": 0.0},
-    "code": {
-        "prompt": "# Python: is a number even?\ndef is_even(n):",
-        "stop": ["\n\n"],
-        "max_tokens": 60,
-        "temperature": 0.0,
-    },
-    "translation": {
-        "prompt": "English: Good morning. French: Bonjour.\nEnglish: Thank you. French: Merci.\n"
-        "English: Good night. French:",
-        "stop": ["\n"],
-        "max_tokens": 16,
-        "temperature": 0.0,
-    },
-}
+if TYPE_CHECKING:
+    from worker.demo_screen import Screen
+
 _READY_SECONDS = 120.0
+#: -P: a worker.py in the current folder, which nearly every Celery project has, must not be taken for ours.
+PYTHON = (sys.executable, "-P", "-m")
 
 
 def run_demo(settings: WorkerSettings, *, stay: bool) -> int:
     """Run it; returns the exit code. Raises CeleryLlamaError. `stay` keeps everything running until Ctrl-C."""
     try:
-        screen = make_screen(JOBS)
+        from worker.demo_screen import make_screen
     except ImportError as error:
         raise MissingExtra("rich", "demo") from error
+    screen = make_screen(JOBS)
+    # Like Ctrl-C, so that the way out is taken: the other processes are in sessions of their own and would stay.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    if "worker_name" not in settings.model_fields_set:
+        settings = settings.model_copy(update={"worker_name": f"demo-{os.getpid()}"})
     with ExitStack() as stack:
         url = stack.enter_context(_server(settings))
         environment = {**os.environ, "CELERY_LLAMA_REDIS_URL": url, "CELERY_LLAMA_NAMESPACE": settings.namespace}
-        log = settings.cache_dir / "demo-worker.log"
+        log = settings.cache_dir / f"{settings.worker_name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         screen.say(f"Redis     {url}")
         worker = stack.enter_context(_process(worker_command(settings), environment, log))
         port = _free_port(5555)
-        flower = [sys.executable, "-m", "celery", "-A", "producer.celery_app", "flower"]
+        flower = [*PYTHON, "celery", "-A", "producer.celery_app", "flower"]
         flower += [f"--port={port}", "--address=127.0.0.1"]
-        stack.enter_context(_process(flower, environment, settings.cache_dir / "demo-flower.log"))
+        # Without it Flower's buttons do nothing; it listens on this machine only.
+        buttons = {"FLOWER_UNAUTHENTICATED_API": "true"}
+        # Celery puts the current folder first whatever Python is told, so it had better be an empty one.
+        stack.enter_context(_process(flower, environment | buttons, log.with_suffix(".flower.log"), log.parent))
         screen.say(f"Flower    http://127.0.0.1:{port}")
         screen.say(f"Worker    {settings.model}, its log is {log}")
         with Client(settings=settings.model_copy(update={"redis_url": url})) as client:
@@ -117,6 +69,7 @@ def run_demo(settings: WorkerSettings, *, stay: bool) -> int:
         _say_how_to_go_on(screen, url, port, stay)
         if stay:
             _wait_for_interrupt()
+            screen.say("Stopping; what still runs goes back to the queue.")
     return 0 if len(results) == len(JOBS) else 1
 
 
@@ -160,12 +113,13 @@ def _engine_figures(settings: WorkerSettings, url: str) -> dict[str, Any]:
         stats: dict[str, Any] = app.control.inspect(timeout=2.0).stats() or {}
     finally:
         app.close()
-    return next((answer["pool"] for answer in stats.values()), {})
+    answer: dict[str, Any] = stats.get(f"celery-llama@{settings.worker_name}", {})
+    return answer.get("pool", {})  # type: ignore[no-any-return]
 
 
 def worker_command(settings: WorkerSettings) -> list[str]:
     """The worker's command line: every setting that was given, but for those that all processes share."""
-    command = [sys.executable, "-m", "worker.cli", "start"]
+    command = [*PYTHON, "worker.cli", "start"]
     for name in sorted(settings.model_fields_set - {"redis_url", "namespace"}):
         value = getattr(settings, name)
         text = ",".join(f"{key}={path}" for key, path in value.items()) if isinstance(value, dict) else str(value)
@@ -189,11 +143,19 @@ def _server(settings: WorkerSettings) -> Iterator[str]:
 
 
 @contextmanager
-def _process(command: list[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _process(
+    command: list[str], environment: dict[str, str], log: Path, folder: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """A process in a session of its own, so that Ctrl-C reaches this one only; stopped on the way out."""
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
     try:
         yield process
@@ -228,10 +190,10 @@ def _say_how_to_go_on(screen: Screen, url: str, port: int, stay: bool) -> None:
     if stay:
         screen.say("Everything keeps running until Ctrl-C. In another terminal:")
     else:
-        screen.say("Stopped. To keep everything running, use a terminal or --stay; then, in another one:")
+        screen.say("Stopped. To keep everything running: make demo ARGS=--stay; then, in another terminal:")
     screen.say(f"  export CELERY_LLAMA_REDIS_URL={url}")
-    screen.say('  .venv/bin/celery-llama submit "Tell me about batching." --max-tokens 60')
-    screen.say(f"  open http://127.0.0.1:{port} for Flower: workers, tasks, and the engine in the Pool tab")
+    screen.say('  .venv/bin/celery-llama submit --system "You are a helpful assistant." "What is a queue?"')
+    screen.say(f"Flower, at http://127.0.0.1:{port}, shows workers and tasks, and the engine in a worker's Pool tab.")
 
 
 def _wait_for_interrupt() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -66,8 +67,9 @@ class _Lines:
         self._console.print(table)
         if figures:
             self.say(
-                f"Largest batch: {figures['largest-batch']} jobs in one step; {figures['generated-tokens']} tokens in "
-                f"{figures['steps']} steps, on {figures['slots']} slots. One job after another takes a step a token."
+                f"Largest batch: {figures['largest-batch']} jobs in one step, of {figures['slots']} possible. "
+                f"{figures['generated-tokens']} tokens took {figures['steps']} steps; one job after another, they "
+                f"would have taken {figures['generated-tokens']}."
             )
 
 
@@ -75,7 +77,7 @@ class _Panels(_Lines):
     def __init__(self, console: Console, names: Collection[str]) -> None:
         super().__init__(console, names)
         self._texts = dict.fromkeys(names, "")
-        self._states = dict.fromkeys(names, "queued")
+        self._states = dict.fromkeys(names, "waiting for the worker")
         self._live = Live(console=console, refresh_per_second=20)
 
     def live(self) -> AbstractContextManager[object]:
@@ -89,13 +91,14 @@ class _Panels(_Lines):
 
     def _render(self) -> Columns:
         width = max(30, self._console.width // (4 if self._console.width > 150 else 2) - 2)
-        return Columns([self._panel(name, width) for name in self._texts])
+        rows = math.ceil(len(self._texts) / max(1, self._console.width // (width + 1)))
+        # All panels at once, on a short terminal too; what does not fit would not be shown at all.
+        lines = min(_PANEL_LINES, max(1, (self._console.height - 1) // rows - 2))
+        return Columns([self._panel(name, width, lines) for name in self._texts])
 
-    def _panel(self, name: str, width: int) -> Panel:
-        lines = Text(self._texts[name].strip()).wrap(self._console, width - 4)[-_PANEL_LINES:]
+    def _panel(self, name: str, width: int, height: int) -> Panel:
+        lines = Text(self._texts[name].strip()).wrap(self._console, width - 4)[-height:]
         body = Text("\n").join(lines)
         done = self._states[name] in {"finished", "failed"}
         style = "green" if done else "default"
-        return Panel(
-            body, title=f"{name}: {self._states[name]}", width=width, height=_PANEL_LINES + 2, border_style=style
-        )
+        return Panel(body, title=f"{name}: {self._states[name]}", width=width, height=height + 2, border_style=style)

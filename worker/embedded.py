@@ -104,9 +104,10 @@ def _answers(port: int) -> bool:
 
 
 def _start(binary: Path, port: int, folder: Path) -> None:
-    command = [sys.executable, "-m", "worker.supervisor", str(binary), str(port), str(folder)]
+    # -P: a worker.py in the current folder, which nearly every Celery project has, must not be taken for ours.
+    command = [sys.executable, "-P", "-m", "worker.supervisor", str(binary), str(port), str(folder)]
     started = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
     # Somebody else may have taken the port in the meantime; if with a Redis server, all is well.
     if started.returncode and not _answers(port):
-        reason = started.stderr.strip().rpartition("\n")[2]
+        reason = started.stderr.strip().rpartition("\n")[2] or f"it ended with code {started.returncode}"
         raise StartupError(f"the embedded server did not start: {reason}; its log is {folder / 'server.log'}")

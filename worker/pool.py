@@ -11,7 +11,6 @@ import itertools
 import logging
 import os
 import queue
-import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from kombu.asynchronous import get_event_loop
 
 from worker.delivery import Deliveries, Delivery
 from worker.guests import Guests
+from worker.hurry import Hurry
 from worker.outcome import DROPPED, HANDED_BACK, Outcome
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,9 @@ class Backstage(Protocol):
 
     def cancel(self, job_id: str) -> None:
         """Ask for the job's end, off the hub thread."""
+
+    def told(self, job_id: str) -> None:
+        """Note in the ledger that Celery knows how the job has ended, off the hub thread."""
 
     def hand_back(self) -> None:
         """End every attempt so that others may take the jobs at once."""
@@ -99,6 +102,12 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     def flush(self) -> None:
         """The connection is lost; the jobs run on, and their redeliveries are adopted."""
+
+    def grow(self, n: int = 1) -> None:
+        """Flower's button; refused, because the cells are laid out at start."""
+        raise ValueError("the number of slots is set when the worker starts: --slots")
+
+    shrink = restart = grow
 
     def terminate_job(self, pid: int, signal: Any = None) -> None:
         """Nothing to kill: `EngineRequest.terminate` has asked the engine."""
@@ -197,6 +206,9 @@ class EnginePool(BasePool):  # type: ignore[misc]
             del self._deliveries[delivery.job_id]
         try:
             delivery.conclude(self)
+            # Only now: if the worker dies before, the reconciler finds the job, and another one tells Celery.
+            if delivery.outcome is not None and delivery.outcome.kind == "ended":
+                self.backstage.told(delivery.job_id)
         except Exception:  # Redis, mostly: the message is not acknowledged, and its redelivery finds the job ended
             logger.exception("job %s has ended, but its message could not be acknowledged", delivery.job_id)
             delivery.abandon()
@@ -206,7 +218,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         if self._stopping:
             return
         self._stopping = True
-        hurry = _Hurry()
+        hurry = Hurry()
         logger.info("stopping; %d job(s) have %g s to finish", len(self._deliveries), drain_seconds)
         deadline = time.monotonic() + drain_seconds
         while self._deliveries and time.monotonic() < deadline and not hurry.asked:
@@ -236,15 +248,3 @@ class EnginePool(BasePool):  # type: ignore[misc]
             "adopted": self._adopted,
             **self.backstage.info(),
         }
-
-
-class _Hurry:
-    """Takes over the signals while the pool drains: any further one means that the rest is handed back now."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
-            signal.signal(number, self._ask)
-
-    def _ask(self, *_: object) -> None:
-        self.asked = True

@@ -166,7 +166,9 @@ class Publisher:
         else:
             seq, event, result = job.transcript.end(ended)
             answer = self._persist(self._ledger.finish(ended.job_id, ended.attempt, seq, event, result))
-            logger.info("job %s: %s, %d token(s)", ended.job_id, result.status, result.usage.completion_tokens)
+            why = f" ({result.error.code})" if result.error else ""
+            tokens = result.usage.completion_tokens
+            logger.info("job %s: %s%s, %d token(s)", ended.job_id, result.status, why, tokens)
             job.on_end(FENCED if answer == "fenced" else Outcome("ended", result))
 
     def _persist(self, operation: Operation[T]) -> T:

@@ -125,11 +125,15 @@ class Runner:
         """Leave a command for the engine thread."""
         self._inbox.put(command)
 
-    def stop(self, timeout_seconds: float) -> None:
-        """Leave the loop after the step in progress."""
+    def stop(self) -> None:
+        """Leave the loop after the step in progress, however long that takes.
+
+        The engine is closed next, and freeing a context that computes would end the process in the middle of stopping.
+        A step that never ends is the keeper's concern.
+        """
         self._inbox.put(Stop())
         if self._thread.ident is not None:
-            self._thread.join(timeout_seconds)
+            self._thread.join()
 
     def _run(self) -> None:
         while self._take_commands():

@@ -1,7 +1,7 @@
 -- Take up a job: whoever holds the highest attempt number owns the job, and the stream refuses everybody else.
 -- KEYS: job, open, expiring
 -- ARGV: job id, owner, prefix of lease keys, body and priority as they came with the message, lease in seconds,
--- this claim's own id (a call that is repeated because its answer was lost is one claim), result TTL in seconds
+-- this claim's own id: a call that is repeated because its answer was lost is one claim
 -- Returns {outcome, attempt, attempts that were handed back, cancel requested, created, body, status, result,
 -- seconds}. 'claimed'; 'ended' (somebody finished it); 'busy' (a live worker has it, for so many seconds if it says
 -- nothing more); 'expired' (it had to begin earlier: `expire` it). Times are Unix seconds of the server.
@@ -19,8 +19,6 @@ if not status then -- sent by a plain send_task: the message is all there is, so
   end
 end
 if status ~= 'queued' and status ~= 'running' then
-  redis.call('ZREM', KEYS[2], ARGV[1]) -- close.lua left it there, for whoever comes to tell Celery
-  if redis.call('TTL', KEYS[1]) == -1 then redis.call('EXPIRE', KEYS[1], ARGV[8]) end
   return {'ended', 0, 0, 0, job[5], '', status, job[7] or '', '0'}
 end
 if status == 'running' and job[9] == ARGV[7] then

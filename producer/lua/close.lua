@@ -1,5 +1,5 @@
 -- End a job that nobody is running, or ask the worker that runs it to cancel it. A job ended here stays in `open`, and its
--- entry has no TTL, until a worker has met its message (claim.lua) and told Celery: the message may be lost, or come late.
+-- entry has no TTL, until a worker has met its message and told Celery (told.lua): the message may be lost, or come late.
 -- KEYS: job, events, open, expiring, failed
 -- ARGV: job id, 'cancel' or 'expire', prefix of lease keys, result TTL, events TTL, lease (seconds)
 -- Returns 'closed' (ended here and now), 'requested' (a live worker will end it), 'ended' (it had ended before),

@@ -1,5 +1,5 @@
--- End a job: the terminal event, the result and the status in one step.
--- KEYS: job, events, open, failed
+-- End a job: the terminal event, the result and the status in one step. It stays in `open` until Celery has been told.
+-- KEYS: job, events, failed
 -- ARGV: job id, attempt, status, seq, terminal event, result, result TTL, events TTL (seconds)
 -- Returns 'finished', 'repeated' (this attempt finished it before), 'fenced' (not ours any more).
 local job = redis.call('HMGET', KEYS[1], 'status', 'attempt', 'idempotency')
@@ -12,13 +12,12 @@ end
 redis.call('XADD', KEYS[2], ARGV[2] .. '-' .. ARGV[4], 'e', ARGV[5])
 redis.call('HSET', KEYS[1], 'status', ARGV[3], 'result', ARGV[6])
 redis.call('HDEL', KEYS[1], 'owner', 'cancel')
-redis.call('ZREM', KEYS[3], ARGV[1])
 if ARGV[3] == 'failed' then
   redis.call('HSET', KEYS[1], 'error', cjson.encode(cjson.decode(ARGV[5]).error))
   local now = tonumber(redis.call('TIME')[1])
-  redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', now - ARGV[7])
-  redis.call('ZADD', KEYS[4], now, ARGV[1])
-  redis.call('EXPIRE', KEYS[4], ARGV[7])
+  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now - ARGV[7])
+  redis.call('ZADD', KEYS[3], now, ARGV[1])
+  redis.call('EXPIRE', KEYS[3], ARGV[7])
   if job[3] then redis.call('DEL', job[3]) end -- a job that failed may be submitted again under its key
 else
   redis.call('HDEL', KEYS[1], 'body') -- kept only for a replay, and only a failed job is replayed

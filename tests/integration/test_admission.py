@@ -148,3 +148,27 @@ def test_a_priority_that_is_no_number_holds_nobody_up(admission: Admission, arou
     admission.admit(delivery, around)
 
     assert wait_until(lambda: around.claimed, "the job is claimed") == ["j"]
+
+
+def test_what_celery_has_been_told_needs_no_worker_any_more(
+    admission: Admission, hand: Hand, connection: redis.Redis
+) -> None:
+    hand.claim("j")
+    hand.finish("j", seq=1)
+
+    admission.told("no/job")
+    admission.told("j")
+
+    wait_until(lambda: not connection.exists(hand.ledger.names.open), "the job is not open any more")
+
+
+def test_what_celery_was_told_last_is_noted_although_the_worker_stops(
+    admission: Admission, hand: Hand, connection: redis.Redis
+) -> None:
+    hand.claim("j")
+    hand.finish("j", seq=1)
+    admission.hand_back()
+
+    admission.told("j")
+
+    wait_until(lambda: not connection.exists(hand.ledger.names.open), "the job is not open any more")

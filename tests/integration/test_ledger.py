@@ -253,7 +253,6 @@ def test_the_end_is_event_result_and_status_at_once(
 
     assert info().status == "completed"
     assert [event.terminal for event in events()] == [False, True]
-    assert hand.connection.zcard(names.open) == 0
     assert not hand.connection.hexists(names.job("j"), "body")
     assert 0 < hand.connection.ttl(names.events("j")) <= hand.ledger.events_ttl_seconds
     assert 0 < hand.connection.ttl(names.job("j")) <= hand.ledger.result_ttl_seconds
@@ -300,16 +299,34 @@ def test_a_queued_job_is_cancelled_at_once(enter: Enter, hand: Hand, info: Info,
     assert hand.claim("j").outcome == "ended"
 
 
-def test_a_job_that_was_closed_is_open_until_a_worker_has_heard_of_it(enter: Enter, hand: Hand, names: Names) -> None:
-    """Its message may be lost, and Celery would never know; or come after a day, and must find how the job ended."""
+@pytest.mark.parametrize("how", ["finish", "close"])
+def test_a_job_is_open_until_celery_has_been_told(enter: Enter, hand: Hand, names: Names, how: str) -> None:
+    """Its worker may die a moment after the end, and its message be lost."""
     enter()
-    hand.do(hand.ledger.cancel("j"))
+    assert hand.do(hand.ledger.told("j")) == "open"
+    if how == "close":
+        hand.do(hand.ledger.cancel("j"))
+        assert hand.connection.ttl(names.job("j")) == -1, "its message may come after a day and must find how it ended"
+    else:
+        hand.claim("j")
+        hand.finish("j", seq=1)
     assert hand.connection.zcard(names.open) == 1
-    assert hand.connection.ttl(names.job("j")) == -1
 
-    assert hand.claim("j").outcome == "ended"
+    assert hand.do(hand.ledger.told("j")) == "told"
     assert hand.connection.zcard(names.open) == 0
     assert 0 < hand.connection.ttl(names.job("j")) <= hand.ledger.result_ttl_seconds
+
+
+def test_a_job_that_was_put_back_into_the_queue_is_open_whatever_celery_was_told_before(
+    enter: Enter, hand: Hand, names: Names
+) -> None:
+    enter()
+    hand.claim("j")
+    hand.finish("j", seq=1, status="failed")
+    hand.do(hand.ledger.retry("j"))
+
+    assert hand.do(hand.ledger.told("j")) == "open"
+    assert hand.connection.zcard(names.open) == 1
 
 
 def test_a_running_job_is_cancelled_by_its_worker(enter: Enter, hand: Hand, info: Info) -> None:

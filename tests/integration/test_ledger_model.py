@@ -32,7 +32,9 @@ class Modelled:
     attempt: int = 0
     released: int = 0
     cancel: bool = False
-    #: Ended without a worker, which has yet to hear of it.
+    #: Whether Celery knows how it ended.
+    told: bool = False
+    #: Ended without a worker.
     closed: bool = False
     texts: list[str] = field(default_factory=list)
     #: The last flush, to be repeated as after a lost answer.
@@ -84,7 +86,6 @@ class LedgerAgainstModel(RuleBasedStateMachine):
         self.alive.add(owner)
         job = self.jobs.setdefault(job_id, Modelled(expires=False))
         if job.ended:
-            job.closed = False
             assert claim.outcome == "ended"
             assert claim.result is not None
             assert claim.result.status == job.status
@@ -181,6 +182,15 @@ class LedgerAgainstModel(RuleBasedStateMachine):
             job.expires = False
 
     @rule(job_id=JOBS)
+    def tell(self, job_id: str) -> None:
+        """A worker has told Celery how the job ended, or says so late."""
+        answer = self.hand.do(self.ledger.told(job_id))
+        job = self.jobs.get(job_id)
+        assert answer == ("told" if job is None or job.ended else "open")
+        if job is not None and job.ended:
+            job.told = True
+
+    @rule(job_id=JOBS)
     def retry(self, job_id: str) -> None:
         outcome = self.hand.do(self.ledger.retry(job_id)).outcome
         job = self.jobs.get(job_id)
@@ -225,10 +235,11 @@ class LedgerAgainstModel(RuleBasedStateMachine):
             query = queries.Query(["ZRANGE", key, 0, -1], lambda reply: {member.decode() for member in reply})
             return queries.ask(self.hand.connection, query)
 
-        open_jobs = {job_id for job_id, job in self.jobs.items() if not job.ended or job.closed}
+        open_jobs = {job_id for job_id, job in self.jobs.items() if not job.ended or not job.told}
         assert members(self.names.open) == open_jobs
-        for job_id in self.jobs:
-            assert (self.hand.connection.ttl(self.names.job(job_id)) == -1) == (job_id in open_jobs)
+        for job_id, job in self.jobs.items():
+            kept = not job.ended or (job.closed and not job.told)
+            assert (self.hand.connection.ttl(self.names.job(job_id)) == -1) == kept
         assert members(self.names.failed) == {job_id for job_id, job in self.jobs.items() if job.status == "failed"}
         assert members(self.names.expiring) == {job_id for job_id, job in self.jobs.items() if job.expires}
 

@@ -74,10 +74,14 @@ class Wings:
         self.deliveries = Deliveries()
         self.guests = Guests(places=1, most=0)
         self.admitted: list[Delivery] = []
+        self.heard: list[str] = []
         self.outcome: Outcome | None = None
 
     def admit(self, delivery: Delivery, pool: EnginePool) -> None:
         self.admitted.append(delivery)
+
+    def told(self, job_id: str) -> None:
+        self.heard.append(job_id)
 
     @contextlib.contextmanager
     def finish_with(self, outcome: Outcome) -> Iterator[None]:
@@ -146,6 +150,7 @@ def test_a_job_that_has_ended_is_acknowledged_and_forgotten(stage: Stage) -> Non
 
     assert message.done == ["started", "succeeded: completed, 0 tokens"]
     assert not stage.wings.deliveries
+    assert stage.wings.heard == ["j"]
 
 
 def test_a_job_starts_before_it_ends_whatever_order_the_hub_calls_back_in(stage: Stage) -> None:
@@ -246,6 +251,7 @@ def test_a_job_whose_result_celery_cannot_store_keeps_its_message(stage: Stage) 
     stage.end(COMPLETED)
 
     assert message.done == ["started", "let go"], "put back at once, it would go round and round"
+    assert stage.wings.heard == []
     assert not stage.wings.deliveries
 
 

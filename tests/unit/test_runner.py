@@ -79,7 +79,7 @@ def stage() -> Iterator[Stage]:
     stage.runner.start()
     yield stage
     stage.run_freely()
-    stage.runner.stop(SECONDS)
+    stage.runner.stop()
     assert "engine" not in {thread.name for thread in threading.enumerate()}
 
 
@@ -198,7 +198,7 @@ def test_cells_in_host_memory_are_dropped_although_nothing_is_left_to_compute() 
     slow.deadline = urgent.deadline = 0.0
     stage.run_freely()
     wait_until(lambda: not stage.engine.saved, "the copy is dropped", SECONDS)
-    stage.runner.stop(SECONDS)
+    stage.runner.stop()
 
 
 def test_samplers_are_freed_when_their_job_has_ended(stage: Stage) -> None:
@@ -219,7 +219,7 @@ def test_a_broken_engine_ends_the_process_rather_than_go_on_half_dead(caplog: py
     stage.runner.send(Add(job("a")))
 
     assert str(stage.crashes.get(timeout=SECONDS)) == "the engine is broken"
-    stage.runner.stop(SECONDS)
+    stage.runner.stop()
     assert "the engine thread has failed" in caplog.text
 
 
@@ -228,10 +228,25 @@ def test_stopping_finishes_the_step_and_no_more(stage: Stage) -> None:
     stage.plan()
     stage.runner.send(Stop())
     stage.step()
-    stage.runner.stop(SECONDS)
+    stage.runner.stop()
 
     assert len(stage.engine.plans) == 1
 
 
+def test_a_stopped_runner_does_not_compute_any_more(stage: Stage) -> None:
+    """Its engine is closed next."""
+    stage.runner.send(Add(job("a")))
+    stage.plan()
+    stopping = threading.Thread(target=stage.runner.stop)
+    stopping.start()
+    stopping.join(0.1)
+    assert stopping.is_alive(), "the step is in progress"
+
+    stage.step()
+    stopping.join(SECONDS)
+
+    assert not stopping.is_alive()
+
+
 def test_a_runner_that_was_never_started_can_be_stopped() -> None:
-    Stage().runner.stop(SECONDS)
+    Stage().runner.stop()

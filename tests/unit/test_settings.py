@@ -93,7 +93,8 @@ def test_adapters_without_a_name_or_a_file_are_refused(given: str) -> None:
 def test_the_demos_worker_gets_the_settings_that_the_demo_was_given() -> None:
     given = WorkerSettings(slots=3, share_prefixes=False, lora={"a": Path("a b.gguf"), "b": Path("/b.gguf")})
 
-    options = worker_command(given)[4:]
+    command = worker_command(given)
+    options = command[command.index("start") + 1 :]
 
     names = [option.removeprefix("--").replace("-", "_") for option in options[::2]]
     told = WorkerSettings.model_validate(dict(zip(names, options[1::2], strict=True)))

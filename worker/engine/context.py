@@ -42,6 +42,11 @@ def warn_of_memory(model: LlamaModel, params: Any) -> None:
         )
 
 
+def device_name() -> str:
+    """What this build of llama.cpp computes on, where there is one."""
+    return "GPU if there is one" if lib.llama_supports_gpu_offload() else "CPU (built without a GPU backend)"
+
+
 def cell_bytes(model: LlamaModel, params: Any) -> int:
     """What the keys and values of one token take in all layers, near enough for limits and warnings."""
     head = lib.llama_model_n_embd(model.pointer) // max(1, lib.llama_model_n_head(model.pointer))

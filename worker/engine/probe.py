@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,6 +60,13 @@ def probe(engine: Engine, n_vocab: int, chunk_tokens: int, adapters: Adapters = 
     `chunk_tokens` is the scheduler's size of chunks; `adapters` are applied to all sequences. Raises EngineFault if the
     device cannot decode at all.
     """
+    # On a thread that ends: libgomp counts the helpers of every living thread that has computed, and where there are
+    # more than cores, they sleep at each operation instead of spinning: a step of 8 rows took half as long again.
+    with ThreadPoolExecutor(1, thread_name_prefix="probe") as thread:
+        return thread.submit(_probe, engine, n_vocab, chunk_tokens, adapters).result()
+
+
+def _probe(engine: Engine, n_vocab: int, chunk_tokens: int, adapters: Adapters) -> ProbeReport:
     begun = time.perf_counter()
     slots = min(engine.limits.slots, 5)
     # as many chunks together as the scheduler may put into a call, but few enough to stay quick
