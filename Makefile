@@ -38,10 +38,11 @@ check: $(INSTALLED) ## Lint, format and types, without changing anything
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-format: $(INSTALLED) ## Fix and format the code; write the README's table of settings and the JSON Schemas
+format: $(INSTALLED) ## Fix and format the code; write the README's and the protocol's tables, and the JSON Schemas
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 	$(BIN)/python -m docs.settings_table
+	$(BIN)/python -m docs.field_tables
 	$(BIN)/python -m docs.json_schemas
 
 bench: $(INSTALLED) ## Measure this machine

@@ -9,7 +9,16 @@ from pydantic.fields import FieldInfo
 from worker.settings import WorkerSettings
 
 README = Path(__file__).parents[1] / "README.md"
-BEGIN, END = "<!-- settings -->\n", "<!-- /settings -->"
+
+
+def replace_block(document: str, name: str, block: str) -> str:
+    """The document with this between its comments `name` and `/name`."""
+    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    before, found_begin, rest = document.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found_begin or not found_end:
+        raise ValueError(f"the document has lost its {begin.strip()} ... {end} block")
+    return f"{before}{begin}{block}{end}{after}"
 
 
 def row(name: str, field: FieldInfo) -> str:
@@ -20,12 +29,8 @@ def row(name: str, field: FieldInfo) -> str:
 
 def render(readme: str) -> str:
     """The README with the table as it should be."""
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"README.md has lost its {BEGIN.strip()} ... {END} block")
     rows = "".join(row(name, field) for name, field in WorkerSettings.model_fields.items())
-    return f"{before}{BEGIN}| variable | default | meaning |\n| --- | --- | --- |\n{rows}{END}{after}"
+    return replace_block(readme, "settings", f"| variable | default | meaning |\n| --- | --- | --- |\n{rows}")
 
 
 if __name__ == "__main__":

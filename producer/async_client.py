@@ -84,7 +84,7 @@ class AsyncClient:
         return await self._run(flows.has_worker(self.settings.names))
 
     async def close(self) -> None:
-        """Close all connections; streams that are being read end with an error."""
+        """Close all connections, for good; streams that are being read end with an error."""
         self._closed = True
         await self._connection.aclose()
         await asyncio.to_thread(self._messenger.close)
@@ -141,7 +141,7 @@ class AsyncJobHandle:
         """Yield the job's events past sequence number `after`, live or from the store, up to the terminal one.
 
         `timeout` is in seconds, for the whole stream.
-        Raises JobNotFound, StreamExpired, ResultTimeout, ServerUnreachable.
+        Raises JobNotFound, StreamExpired, ResultTimeout, ServerUnreachable, ValueError if `after` is negative.
         """
         flow = flows.stream(self._names, self.id, after, Waiting(self.id, timeout))
         async with aclosing(self._client._drive(flow, [])) as events:

@@ -15,7 +15,7 @@ import click
 from producer.events import Event, Failed, Finished, Token
 from producer.results import JobInfo, Result
 
-#: One spelling of JSON, pydantic's.
+#: As pydantic spells JSON.
 _COMPACT = (",", ":")
 #: Why a text was cut.
 _CUT = {"length": "length: max_tokens, or its slot is full", "timeout": "timeout"}
@@ -78,7 +78,7 @@ class Output:
             self._write(result.model_dump_json(exclude_none=True) + "\n")
             return
         for vector in result.embeddings or ():
-            self._write(json.dumps(vector, separators=_COMPACT) + "\n")
+            self._write(json.dumps(vector) + "\n")
         for choice in result.choices if result.embeddings is None else ():
             self._choice(choice.index, choice.text)
         if result.error is not None:

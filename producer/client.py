@@ -84,7 +84,7 @@ class Client:
         return self._run(flows.has_worker(self.settings.names))
 
     def close(self) -> None:
-        """Close all connections; streams that are being read end with an error."""
+        """Close all connections, for good; streams that are being read end with an error."""
         self._closed = True
         self._connection.close()
         self._messenger.close()
@@ -144,7 +144,7 @@ class JobHandle:
         """Yield the job's events past sequence number `after`, live or from the store, up to the terminal one.
 
         `timeout` is in seconds, for the whole stream.
-        Raises JobNotFound, StreamExpired, ResultTimeout, ServerUnreachable.
+        Raises JobNotFound, StreamExpired, ResultTimeout, ServerUnreachable, ValueError if `after` is negative.
         """
         return self._client._drive(flows.stream(self._names, self.id, after, Waiting(self.id, timeout)))
 

@@ -19,12 +19,13 @@ class EmbedJob(QueueOptions):
     """Embedding: texts in, a vector for each."""
 
     input: Annotated[list[EmbedText], BeforeValidator(one_or_many), Field(min_length=1, max_length=MAX_TEXTS)]
-    #: Scale each vector to length 1.
+    """The texts; one may be given without a list."""
     normalize: bool = True
-    #: Keep only so many values of each vector, for models that were trained to be cut; cut before they are scaled.
+    """Scale each vector to length 1."""
     dimensions: int | None = Field(default=None, ge=1, le=MAX_DIMENSIONS)
-    #: What to do with a text that is too long: "right" drops its end, "left" its beginning.
+    """Keep only so many values of each vector, for models that were trained to be cut; cut before they are scaled."""
     truncate: Literal["refuse", "left", "right"] = "refuse"
+    """What to do with a text that is too long: `"right"` drops its end, `"left"` its beginning."""
 
 
 def parse_embed_job(body: object) -> EmbedJob:

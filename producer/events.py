@@ -18,18 +18,18 @@ VERSION = 1
 class Event(BaseModel):
     """What every event carries."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
     v: int = VERSION
-    #: The name of the channel says the job; the client adds it here.
     job_id: str = ""
-    #: Which of the job's attempts wrote the event.
+    """The name of the channel says the job; the client adds it here."""
     attempt: int = Field(ge=0)
-    #: 1, 2, 3 ... without gaps, across attempts.
+    """Which of the job's attempts wrote the event."""
     seq: int = Field(ge=1)
+    """1, 2, 3 ... without gaps, across attempts."""
     type: str
-    #: New text; empty for everything but `token` events.
     text: str = ""
+    """New text; empty for everything but `token` events."""
 
     @property
     def terminal(self) -> bool:
@@ -72,8 +72,8 @@ class Finished(Event):
 
     type: Literal["finished"]
     status: EndStatus
-    #: One per choice, in the choices' order.
     finish_reason: list[FinishReason | None]
+    """One per choice, in the choices' order."""
     usage: Usage = Field(default_factory=Usage)
     timings: Timings = Field(default_factory=Timings)
 

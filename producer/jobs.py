@@ -10,46 +10,37 @@ from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from producer.errors import InvalidJob
+from producer.sampling import MAX_INT, MAX_STOP_STRINGS, Count, SamplingOptions, Seconds, StopString, Strict
+from producer.sampling import MAX_SEED as MAX_SEED
 
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARACTERS = 256
 MAX_GRAMMAR_CHARACTERS = 65_536
 MAX_CHOICES = 64
 MAX_ADAPTERS = 8
 MAX_TOP_LOGPROBS = 20
-#: llama.cpp reads 0xFFFFFFFF as "choose at random", so a seed that is to be reproduced stays below it.
-MAX_SEED = 0xFFFF_FFFE
-#: What fits a C int, and a timer.
-MAX_INT, MAX_SECONDS = 0x7FFF_FFFF, 10_000_000.0
 
-Probability = Annotated[float, Field(ge=0.0, le=1.0)]
-Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
-Count = Annotated[int, Field(ge=0, le=MAX_INT)]
-Seconds = Annotated[float, Field(gt=0.0, le=MAX_SECONDS)]
 AdapterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class TextPart(_Strict):
+class TextPart(Strict):
     """One text part of a message's content."""
 
     type: Literal["text"]
     text: str
+    """The text; parts follow each other without a line break."""
 
 
-class Message(_Strict):
+class Message(Strict):
     """One chat message."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
+    """Who says it; the model's chat template decides what it makes of each role."""
     content: str | list[TextPart]
+    """What is said."""
     name: str | None = Field(default=None, max_length=64)
+    """Given to the model's chat template, which may use it."""
 
     @property
     def text(self) -> str:
@@ -57,23 +48,28 @@ class Message(_Strict):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class JsonSchema(_Strict):
+class JsonSchema(Strict):
     """A named JSON schema, as OpenAI's `response_format.json_schema`."""
 
     model_config = ConfigDict(serialize_by_alias=True)
 
     name: str = Field(default="response", min_length=1, max_length=64)
+    """For the caller; the model does not see it."""
     description: str | None = None
+    """For the caller; the model does not see it."""
     schema_: dict[str, JsonValue] = Field(alias="schema")
-    #: Accepted because OpenAI's clients send it; output is always held to the schema.
+    """The schema to which the text is held."""
     strict: bool | None = None
+    """Accepted because OpenAI's clients send it; output is always held to the schema."""
 
 
-class ResponseFormat(_Strict):
+class ResponseFormat(Strict):
     """What form the text must have."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
+    """Any text, any JSON object, or what the schema admits."""
     json_schema: JsonSchema | None = None
+    """Required with `"json_schema"`, and only there."""
 
     @model_validator(mode="after")
     def _schema_where_it_belongs(self) -> Self:
@@ -87,38 +83,39 @@ def one_or_many(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-class Guidance(_Strict):
+class Guidance(Strict):
     """Classifier-free guidance: the text is steered away from what would follow the negative prompt."""
 
-    #: With `prompt`, in its place; with `messages`, in place of the system message.
     negative_prompt: str = Field(min_length=1)
-    #: 1 is no guidance; larger repels more.
+    """With `prompt`, in its place; with `messages`, in place of the system message."""
     scale: float = Field(default=1.5, ge=0.0, le=100.0)
+    """1 is no guidance; larger repels more."""
 
 
-class LoraAdapter(_Strict):
+class LoraAdapter(Strict):
     """One of the worker's LoRA adapters, and how strongly it is applied."""
 
     name: AdapterName
-    #: 0 is without it.
+    """The name under which the worker was given it."""
     scale: float = Field(default=1.0, ge=-100.0, le=100.0)
+    """0 is without it."""
 
 
-class QueueOptions(_Strict):
+class QueueOptions(Strict):
     """What every job may say about its place in the queue."""
 
-    #: 0 is served first, 9 last.
     priority: int = Field(default=5, ge=0, le=9)
-    #: Seconds of running after which the job ends with what it has.
+    """0 is served first, 9 last."""
     timeout: Seconds | None = None
-    #: Seconds from submission until which the job must have begun.
+    """Seconds of running after which the job ends with what it has."""
     expires: Seconds | None = None
-    #: Same key and body: the same job. Released when the job fails.
+    """Seconds from submission until which the job must have begun."""
     idempotency_key: str | None = Field(default=None, min_length=1, max_length=256)
-    #: Anything of the caller's; returned by `status`, never interpreted.
+    """Same key and body: the same job. Released when the job fails."""
     metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = Field(
         default_factory=dict, max_length=16
     )
+    """Anything of the caller's; returned by `status`, never interpreted."""
 
     def body(self) -> dict[str, Any]:
         """The job as it goes over the wire: only what was set, in JSON types."""
@@ -128,65 +125,48 @@ class QueueOptions(_Strict):
 J = TypeVar("J", bound=QueueOptions)
 
 
-class GenerateJob(QueueOptions):
+class GenerateJob(QueueOptions, SamplingOptions):
     """Text generation: a prompt or a chat, how to sample, what form the output must have."""
 
     # input
     prompt: str | Annotated[list[Count], Field(min_length=1)] | None = None
+    """A text, or token ids, that the model continues; either this or `messages`."""
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    """A chat, written with the model's own template, that the model answers."""
     chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict, max_length=32)
-
+    """Variables for the chat template; with `messages`."""
     guidance: Guidance | None = None
-    #: What to do with a prompt that does not fit: "left" drops its beginning.
+    """Steer away from a negative prompt."""
     truncate: Literal["refuse", "left"] = "refuse"
+    """What to do with a prompt that does not fit: `"left"` drops its beginning."""
 
     # length
     max_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
+    """Most tokens of each text; without it, what fits into the slot."""
     stop: Annotated[list[StopString], BeforeValidator(one_or_many), Field(max_length=MAX_STOP_STRINGS)] = Field(
         default_factory=list
     )
+    """Texts before which the text ends; one may be given without a list."""
     ignore_eos: bool = False
-
-    # sampling
-    temperature: float = Field(default=0.8, ge=0.0, le=100.0)
-    top_p: Probability = 0.95
-    top_k: Count = 40
-    min_p: Probability = 0.05
-    typical_p: Probability = 1.0
-    seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
-    repeat_penalty: float = Field(default=1.0, gt=0.0, le=10.0)
-    repeat_last_n: int = Field(default=64, ge=0, le=65_536)
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
-    dry_multiplier: float = Field(default=0.0, ge=0.0, le=100.0)
-    dry_base: float = Field(default=1.75, ge=1.0, le=100.0)
-    dry_allowed_length: Count = 2
-    dry_penalty_last_n: int = Field(default=-1, ge=-1, le=MAX_INT)
-    dry_sequence_breakers: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] = Field(
-        default_factory=lambda: ["\n", ":", '"', "*"]
-    )
-    xtc_probability: Probability = 0.0
-    xtc_threshold: Probability = 0.1
-    mirostat: Literal[0, 1, 2] = 0
-    mirostat_tau: float = Field(default=5.0, ge=0.0, le=100.0)
-    mirostat_eta: float = Field(default=0.1, gt=0.0, le=10.0)
-    #: Token id, as a decimal string as in OpenAI's API, to the value that is added to its logit.
-    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] = Field(
-        default_factory=dict, max_length=1024
-    )
+    """Go on where the model would end."""
 
     # output
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
+    """How many texts to write."""
     logprobs: bool = False
+    """Give each token's log-probability, the model's own, before any sampling option."""
     top_logprobs: int = Field(default=0, ge=0, le=MAX_TOP_LOGPROBS)
+    """How many of the likeliest tokens to give as well; with `logprobs`."""
     response_format: ResponseFormat = Field(default_factory=ResponseFormat)
-    #: GBNF, llama.cpp's grammar language.
+    """Hold the text to JSON, or to a JSON schema."""
     grammar: str | None = Field(default=None, min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)
+    """Hold the text to a grammar in GBNF, llama.cpp's grammar language; not beside `response_format`."""
 
     # model
     lora: Annotated[list[LoraAdapter], Field(max_length=MAX_ADAPTERS)] = Field(default_factory=list)
-    #: "require": the job runs so that its output does not depend on its neighbours, alone if it must.
+    """Which of the worker's LoRA adapters to apply."""
     reproducible: Literal["require"] | None = None
+    """`"require"`: the job runs so that its output does not depend on its neighbours, alone if it must."""
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:

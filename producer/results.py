@@ -17,7 +17,7 @@ END_STATUSES: frozenset[str] = frozenset({"completed", "incomplete", "cancelled"
 class _Lenient(BaseModel):
     """Read side: a newer worker may say more than this version knows."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
 
 class TokenLogprob(_Lenient):
@@ -25,8 +25,8 @@ class TokenLogprob(_Lenient):
 
     id: int
     token: str
-    #: The token's bytes, for characters that span tokens.
     bytes: list[int]
+    """The token's bytes, for characters that span tokens."""
     logprob: float
     top_logprobs: list[TokenLogprob] = Field(default_factory=list)
 
@@ -54,8 +54,8 @@ class Timings(_Lenient):
     queued_s: float | None = None
     first_token_s: float | None = None
     total_s: float | None = None
-    #: After the first event, which waits for the prompt; None without a second.
     tokens_per_s: float | None = None
+    """After the first event, which waits for the prompt; None without a second."""
 
 
 class JobError(_Lenient):
@@ -70,18 +70,18 @@ class Result(_Lenient):
 
     id: str
     status: EndStatus
-    #: Of an embedding job one without text: it says how the job ended.
     choices: list[Choice] = Field(default_factory=list)
-    #: Of an embedding job that completed: a vector for each text, in the texts' order.
+    """Of an embedding job one without text: it says how the job ended."""
     embeddings: list[list[float]] | None = None
+    """Of an embedding job that completed: a vector for each text, in the texts' order."""
     usage: Usage = Field(default_factory=Usage)
     timings: Timings = Field(default_factory=Timings)
     model: str | None = None
     seed: int | None = None
-    #: Whether the worker vouches that the output did not depend on the job's neighbours.
     reproducible: bool | None = None
-    #: How many workers took the job up, this one included.
+    """Whether the worker vouches that the output did not depend on the job's neighbours."""
     attempts: int = 0
+    """How many workers took the job up, this one included."""
     error: JobError | None = None
 
     _parsed: Any = PrivateAttr(default=None)
@@ -107,18 +107,18 @@ class JobInfo(_Lenient):
 
     id: str
     status: JobStatus
-    #: How many workers took it up; the events of the last one carry this number.
     attempts: int = 0
+    """How many workers took it up; the events of the last one carry this number."""
     created_unix_seconds: float | None = None
-    #: When the first worker took it up.
     started_unix_seconds: float | None = None
-    #: The worker that runs it.
+    """When the first worker took it up."""
     worker: str | None = None
+    """The worker that runs it."""
     priority: int = 5
     cancel_requested: bool = False
     metadata: dict[str, Any] = Field(default_factory=dict)
-    #: Why it failed.
     error: JobError | None = None
+    """Why it failed."""
 
     @property
     def ended(self) -> bool:

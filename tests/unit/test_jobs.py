@@ -139,6 +139,13 @@ def test_any_body_can_be_described(body: dict[str, Any]) -> None:
     assert "\n" not in describe_job(body)
 
 
+def test_a_body_has_its_fields_in_the_schemas_order_whatever_order_they_were_given_in() -> None:
+    given = {"n": 2, "prompt": "x", "top_k": 1, "metadata": {"a": "b"}, "max_tokens": 3}
+
+    order = list(GenerateJob.model_json_schema()["properties"])
+    assert list(parse_generate_job(given).body()) == sorted(given, key=order.index)
+
+
 def test_a_schemas_properties_keep_their_order_on_the_wire() -> None:
     schema = {"type": "object", "properties": {"reasoning": {"type": "string"}, "answer": {"type": "string"}}}
     job = GenerateJob.model_validate(

@@ -8,12 +8,14 @@ import re
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
+from docs.field_tables import TABLES, render, table
 from docs.json_schemas import FOLDER, schemas
 from producer import errors
-from producer.embedding import parse_embed_job
+from producer.embedding import EmbedJob, parse_embed_job
 from producer.events import parse_event
-from producer.jobs import parse_generate_job
+from producer.jobs import GenerateJob, parse_generate_job
 from producer.names import GENERATE_TASK, Names
 from producer.results import Result
 
@@ -31,6 +33,36 @@ def test_the_schemas_are_current() -> None:
     written = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir()}
 
     assert written == schemas(), "run make format"
+
+
+def test_the_tables_of_fields_are_current() -> None:
+    assert render(PROTOCOL) == PROTOCOL, "run make format"
+
+
+@pytest.mark.parametrize("kind", [GenerateJob, EmbedJob])
+def test_every_field_of_a_job_is_in_a_table_with_its_meaning(kind: type[BaseModel]) -> None:
+    rows = "".join(table(part) for part in kind.__mro__ if part in TABLES.values())
+
+    for name in kind.model_fields:
+        [row] = re.findall(rf"^\| `{name}` \| (.+) \| (.*) \| (.+) \|$", rows, re.MULTILINE)
+        assert all((row[0], row[2])), name
+
+
+@pytest.mark.parametrize(
+    ("field", "row"),
+    [
+        ("max_tokens", "| integer, at least 1 |  |"),
+        ("stop", "| list of strings, at most 16 | `[]` |"),
+        ("mirostat", "| `0`, `1` or `2` | `0` |"),
+        ("logit_bias", "| object of numbers | `{}` |"),
+        ("prompt", "| string or list of integers, at least 1 |  |"),
+        ("repeat_penalty", "| number, more than 0, at most 10 | `1.0` |"),
+        ("role", '| `"system"`, `"developer"`, `"user"`, `"assistant"` or `"tool"` | required |'),
+        ("schema", "| object | required |"),
+    ],
+)
+def test_a_table_says_what_a_field_may_be_and_is_by_default(field: str, row: str) -> None:
+    assert f"\n| `{field}` {row}" in PROTOCOL
 
 
 def test_the_examples_are_valid() -> None:
