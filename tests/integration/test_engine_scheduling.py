@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from producer.jobs import GenerateJob
+from producer.replay import DeliveredChoice
 from tests.tiny_model import tiny_model
 from worker.engine.llama import LlamaEngine
 from worker.engine.model import LlamaModel
@@ -90,3 +91,14 @@ def test_in_one_pool_a_job_may_be_longer_than_a_slot(model: LlamaModel) -> None:
     _, outputs = finish(model, settings, [{"prompt": [9] * 300, "max_tokens": 100}])
 
     assert generated(outputs, "job-0") == 100
+
+
+def test_a_choice_that_an_earlier_attempt_completed_gets_no_token_more(model: LlamaModel) -> None:
+    settings = WorkerSettings(slots=2, ctx_per_slot=64, threads=1)
+    preparer = JobPreparer(model, settings, reproducible=False)
+    job = GenerateJob(prompt=[9] * 5, n=2, max_tokens=6, temperature=0.0, ignore_eos=True)
+    said = {0: DeliveredChoice(tokens=[7, 8], finish_reason="stop"), 1: DeliveredChoice(tokens=[7, 8])}
+
+    first, second = preparer.prepare("job", 2, job, said, None).attempt.sequences
+
+    assert (first.finish_reason, second.finish_reason) == ("stop", None)

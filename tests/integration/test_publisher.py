@@ -210,7 +210,8 @@ def test_what_is_said_about_a_job_that_has_ended_is_not_heard(desk: Desk, hand: 
     desk.publisher.put([text("job", "late"), Ended("job", 1, "cancelled"), *done("other")])
 
     assert desk.outcome()[0] == "other"
-    assert [event.type for event in desk.events("job")] == ["finished"]
+    assert [event.type for event in desk.events("job")] == ["token", "finished"]
+    assert all("late" not in event.text for event in desk.events("job"))
 
 
 class Forgetful:

@@ -92,11 +92,28 @@ def test_tokens_on_either_side_of_another_event_do_not_share_one() -> None:
     assert [event.type for event in events] == ["token", "progress", "token"]
 
 
-def test_an_end_without_text_is_no_event_of_its_own() -> None:
-    one = transcript()
+def test_a_choices_end_is_in_its_last_event_or_an_event_of_its_own_and_is_said_once() -> None:
+    one = transcript(choices=2)
 
-    assert written(one, text("", reason="stop")) == []
-    assert end(one)[1].finish_reason == "stop"
+    events = written(one, text("a", 97), text("b", 98, reason="length"), text("", choice=1, reason="stop"))
+
+    assert [(event.choice, event.text, event.finish_reason) for event in events] == [
+        (0, "ab", "length"),
+        (1, "", "stop"),
+    ]
+    assert written(one, text("", reason="length"), text("", choice=1, reason="stop")) == []
+    assert end(one)[0].finish_reason == ["length", "stop"]
+
+
+def test_an_attempt_that_goes_on_knows_which_choices_are_complete() -> None:
+    first = transcript(choices=2)
+    said = delivered(written(first, text("a", 97), text("", 98, choice=1, reason="stop")))
+    second = transcript(choices=2, attempt=2)
+    second.resume(said)
+
+    assert {choice: one.finish_reason for choice, one in said.choices.items()} == {0: None, 1: "stop"}
+    assert written(second, text("", choice=1, reason="stop")) == []
+    assert [event.finish_reason for event in written(second, text("", reason="stop"))] == ["stop"]
 
 
 def test_tokens_without_text_are_told() -> None:
