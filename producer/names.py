@@ -19,7 +19,7 @@ _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 def check_job_id(job_id: str) -> str:
     """Return `job_id` if it may become part of a Redis key; raises InvalidJob."""
-    if not _JOB_ID.fullmatch(job_id):
+    if not isinstance(job_id, str) or not _JOB_ID.fullmatch(job_id):
         raise InvalidJob(
             "a job id has 1 to 128 letters, digits, dots, dashes or underscores and begins with a letter or digit"
         )
