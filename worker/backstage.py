@@ -90,6 +90,7 @@ class Backstage:
             "generated-tokens": counters.generated_tokens,
             "prompt-tokens-read": counters.read_tokens,
             "prompt-tokens-copied": counters.copied_tokens,
+            "set-aside": counters.set_aside,
             "steps": counters.steps,
             "largest-batch": counters.largest_batch,
             "full-batches": counters.full_batches,
