@@ -7,7 +7,7 @@ import re
 from decimal import Decimal
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from worker.engine.patterns import compile_pattern
@@ -33,6 +33,8 @@ def test_an_integer_is_matched_if_and_only_if_it_is_within_the_bounds(
             assert bool(pattern.fullmatch(str(value))) == within
 
 
+@example(low=None, high=Decimal("0.000"), low_open=False, high_open=True, values=[Decimal("-0.001")])
+@example(low=Decimal(1), high=None, low_open=True, high_open=False, values=[Decimal("1.0001"), Decimal("1.000")])
 @given(st.none() | fractions, st.none() | fractions, st.booleans(), st.booleans(), st.lists(fractions, max_size=20))
 def test_a_decimal_is_matched_only_within_the_bounds_and_with_enough_places_always(
     low: Decimal | None, high: Decimal | None, low_open: bool, high_open: bool, values: list[Decimal]

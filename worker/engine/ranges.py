@@ -114,11 +114,19 @@ def _magnitudes(low: Decimal, high: Decimal | None, low_open: bool, high_open: b
     if low_open:
         (digits,) = _padded(bottom, bottom, places)
         if more := DIGITS - len(digits):
-            choices.append(f"{_point(digits, places)}[0-9]{{0,{more - 1}}}[1-9]")
+            choices.append(_point(digits, places) + _not_all_zero(more))
     if not high_open:
         (digits,) = _padded(ceiling, ceiling, places)
         choices.append(f"{_point(digits, places)}0{{0,{DIGITS - len(digits)}}}")
     return choices
+
+
+def _not_all_zero(most: int) -> str:
+    """At most so many digits, one of which is not zero; in a form that never leaves two ways to go on."""
+    digits = "[1-9]"
+    for more in range(1, most):
+        digits = f"([1-9][0-9]{{0,{more}}}|0{digits})"
+    return digits
 
 
 def _whole(low: int, high: int) -> list[str]:
