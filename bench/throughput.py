@@ -36,7 +36,7 @@ def _at(setting: Setting, slots: int) -> dict[str, Any]:
     with ExitStack() as stack:
         loop = stack.enter_context(BareLoop(setting.model, slots, ctx_per_slot=CTX_PER_SLOT, threads=setting.threads))
         url = stack.enter_context(server())
-        options = {"ctx_per_slot": CTX_PER_SLOT, "threads": setting.threads}
+        options: dict[str, Any] = {"ctx_per_slot": CTX_PER_SLOT, "threads": setting.threads}
         ours = stack.enter_context(worker(url, setting.path, slots, **options))
 
         def limit(work: Work) -> float:
