@@ -17,7 +17,7 @@ from bench.latency import subscriber
 from bench.limit import BareLoop
 from bench.setting import Setting
 from bench.stage import Worker, server, worker
-from bench.work import Work, distinct, mixed, shared_prefix, text_tokens
+from bench.work import Work, distinct, in_turn, mixed, shared_prefix, text_tokens
 
 
 def measure(setting: Setting) -> dict[str, Any]:
@@ -63,18 +63,21 @@ def shared(setting: Setting) -> dict[str, Any]:
 def lengths(setting: Setting) -> dict[str, Any]:
     """Tokens per second of chats of different lengths that end by themselves, far below their `max_tokens`."""
     slots = setting.size(32, 4)
-    work = mixed(setting.model, 2 * slots, setting.size(512, 16), seed=3)
-    print(f"\nmixed lengths: {work}")
+
+    def make(seed: int) -> Work:
+        return mixed(setting.model, 2 * slots, setting.size(512, 16), seed)
+
+    print(f"\nmixed lengths: {make(0)}")
     with ExitStack() as stack:
         ours = stack.enter_context(worker(stack.enter_context(server()), setting.path, slots, threads=setting.threads))
-        sides: dict[str, Callable[[], float]] = {"queue": lambda: queue.run(ours, work).tokens_per_second}
+        sides = {"queue": in_turn(make, lambda work: queue.run(ours, work).tokens_per_second)}
         if setting.llama_server:
             rival = stack.enter_context(
                 peers.llama_server(setting.llama_server, setting.path, slots, 1024, setting.threads)
             )
-            sides["llama-server"] = lambda: rival.run(work).tokens_per_second
+            sides["llama-server"] = in_turn(make, lambda work: rival.run(work).tokens_per_second)
         rounds = setting.referee.play(sides)
-    figures = rounds.figures(work=str(work), unit="tokens/s")
+    figures = rounds.figures(work=str(make(0)), unit="tokens/s")
     if setting.llama_server:
         figures["queue/llama-server"] = round(rounds.ratio("queue", "llama-server"), 3)
     return figures

@@ -1,8 +1,11 @@
-"""Tokens per second: the limit, the queue and the peers on the same work, in rounds of all sides in turn."""
+"""Tokens per second: the limit, the queue and the peers on the same work, in rounds of all sides in turn.
+
+Prompts are new in every round: llama-server keeps what it has read, and would not read it again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
 from contextlib import ExitStack
 from typing import Any
 
@@ -10,7 +13,7 @@ from bench import peers, queue
 from bench.limit import BareLoop
 from bench.setting import Setting
 from bench.stage import server, worker
-from bench.work import Work, distinct
+from bench.work import Work, distinct, in_turn
 
 PROMPT_TOKENS, MAX_TOKENS, CTX_PER_SLOT = 64, 64, 1024
 #: Jobs, as a multiple of the slots: the fewer slots, the shorter a round.
@@ -24,34 +27,33 @@ def measure(setting: Setting) -> dict[str, Any]:
 
 
 def _at(setting: Setting, slots: int) -> dict[str, Any]:
-    work = distinct(setting.model, slots * _WAVES.get(slots, 2), PROMPT_TOKENS, setting.size(MAX_TOKENS, 8), seed=slots)
-    print(f"\n{slots} at a time: {work}")
+    def make(seed: int) -> Work:
+        jobs, tokens = slots * _WAVES.get(slots, 2), setting.size(MAX_TOKENS, 8)
+        return distinct(setting.model, jobs, PROMPT_TOKENS, tokens, 1000 * slots + seed)
+
+    print(f"\n{slots} at a time: {make(0)}")
     decode: list[float] = []
     with ExitStack() as stack:
         loop = stack.enter_context(BareLoop(setting.model, slots, ctx_per_slot=CTX_PER_SLOT, threads=setting.threads))
-        ours = stack.enter_context(
-            worker(
-                stack.enter_context(server()), setting.path, slots, ctx_per_slot=CTX_PER_SLOT, threads=setting.threads
-            )
-        )
+        url = stack.enter_context(server())
+        options: dict[str, Any] = {"ctx_per_slot": CTX_PER_SLOT, "threads": setting.threads}
+        ours = stack.enter_context(worker(url, setting.path, slots, **options))
 
-        def limit() -> float:
+        def limit(work: Work) -> float:
             run = loop.run(work)
             decode.append(run.decoded_per_second)
             return run.tokens_per_second
 
-        sides: dict[str, Callable[[], float]] = {
-            "limit": limit,
-            "queue": lambda: queue.run(ours, work).tokens_per_second,
-        }
+        sides = {"limit": in_turn(make, limit)}
+        sides["queue"] = in_turn(make, lambda work: queue.run(ours, work).tokens_per_second)
         if setting.llama_server:
             rival = stack.enter_context(
                 peers.llama_server(setting.llama_server, setting.path, slots, CTX_PER_SLOT, setting.threads)
             )
-            rival.run(_warm_up(setting))
-            sides["llama-server"] = lambda: rival.run(work).tokens_per_second
+            rival.run(distinct(setting.model, 2, 8, 4, seed=99))
+            sides["llama-server"] = in_turn(make, lambda work: rival.run(work).tokens_per_second)
         rounds = setting.referee.play(sides)
-    figures = rounds.figures(work=str(work), limit_decode_only=round(sorted(decode)[len(decode) // 2], 1))
+    figures = rounds.figures(work=str(make(0)), limit_decode_only=round(statistics.median(decode), 1))
     figures["queue/limit"] = round(rounds.ratio("queue", "limit"), 4)
     if setting.llama_server:
         figures["queue/llama-server"] = round(rounds.ratio("queue", "llama-server"), 4)
@@ -84,7 +86,3 @@ def _one_by_one(setting: Setting) -> dict[str, Any]:
     figures["queue/Llama"] = round(rounds.ratio("queue", "Llama"), 3)
     figures["queue/Llama behind Celery"] = round(rounds.ratio("queue", "Llama behind Celery"), 3)
     return figures
-
-
-def _warm_up(setting: Setting) -> Work:
-    return distinct(setting.model, 2, 8, 4, seed=99)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from worker.engine.model import LlamaModel
@@ -83,6 +84,12 @@ class Work:
         return f"{len(lengths)} jobs, prompts of {lengths[0]} to {lengths[-1]} tokens, up to {self.max_tokens} out"
 
 
+def in_turn(make: Callable[[int], Work], measure: Callable[[Work], float]) -> Callable[[], float]:
+    """A side of a series of rounds: new work in every round, and the same work for every side."""
+    seeds = itertools.count()
+    return lambda: measure(make(next(seeds)))
+
+
 def text_tokens(model: LlamaModel, tokens: int, seed: int) -> Prompt:
     """A text of exactly so many tokens; different from the first token on for most seeds."""
     chance = random.Random(seed)
@@ -114,6 +121,6 @@ def mixed(model: LlamaModel, jobs: int, max_tokens: int, seed: int = 0) -> Work:
         quality, word = chance.choice(_QUALITIES), chance.choice(_WORDS)
         question = _QUESTIONS[job % len(_QUESTIONS)].format(f"{quality} {word}")
         body = model.tokenize(f"{question}<|im_end|>\n<|im_start|>assistant\n", add_special=False, parse_special=True)
-        filler = text_tokens(model, chance.randrange(8, 200), 555_000 + job) if job % 2 else []
+        filler = text_tokens(model, chance.randrange(8, 200), 555_000 + 100 * seed + job) if job % 2 else []
         prompts.append([*model.tokenize("<|im_start|>user\n", add_special=True, parse_special=True), *filler, *body])
     return Work(prompts, max_tokens)
