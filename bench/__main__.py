@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench import gpu, latency, model, peers, report, scenarios, spin, step_profile, throughput
+from bench import gpu, latency, model, peers, report, scenarios, spin, step_profile, throughput, weights
 from bench.quiet import Referee
 from bench.setting import Setting, describe
 from worker.engine.machine import usable_cores
@@ -23,6 +23,7 @@ PARTS: dict[str, Callable[[Setting], dict[str, Any]]] = {
     "profile": step_profile.measure,
     "latency": latency.measure,
     "scenarios": scenarios.measure,
+    "weights": weights.measure,
     "spin": spin.measure,
     "shared_prefix": lambda setting: {"shared_prefix": scenarios.shared(setting)},
     "mixed_lengths": lambda setting: {"mixed_lengths": scenarios.lengths(setting)},
@@ -30,7 +31,7 @@ PARTS: dict[str, Callable[[Setting], dict[str, Any]]] = {
     "backlog": lambda setting: {"backlog": scenarios.backlog(setting)},
 }
 #: What a plain call measures; the other parts are single ones of these.
-ALL = ("throughput", "profile", "latency", "scenarios", "spin")
+ALL = ("throughput", "profile", "latency", "scenarios", "weights", "spin")
 
 
 def main() -> int:

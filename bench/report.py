@@ -96,6 +96,8 @@ def _tables(results: dict[str, Any]) -> Iterator[str]:
     ):
         if key in scenarios:
             yield from _medians(title, scenarios[key], scenarios[key]["unit"])
+    if results.get("weights"):
+        yield from _weights(results["weights"])
     for name, figures in results.get("spin", {}).items():
         yield from _medians(f"GOMP_SPINCOUNT, {name}", figures, figures["unit"])
     for title, part in (
@@ -108,6 +110,17 @@ def _tables(results: dict[str, Any]) -> Iterator[str]:
                 yield from (f"| {name} {key} | {value} |" for key, value in _plain(figures))
             yield ""
     yield from _gpu(results.get("gpu", {"measured": False, "why": "not measured"}))
+
+
+def _weights(weights: dict[str, Any]) -> Iterator[str]:
+    sides = list(next(iter(weights.values()))["medians"])
+    yield from ("## What batching buys: decode steps of the bare loop, tokens per second", "")
+    yield f"| weights | {' | '.join(f'{side} at a time' for side in sides)} | gain |"
+    yield f"| --- |{' --- |' * (len(sides) + 1)}"
+    for name, figures in weights.items():
+        values = " | ".join(f"{figures['medians'][side]:.0f}" for side in sides)
+        yield f"| {name} | {values} | {figures['gain']:.1f}x |"
+    yield ""
 
 
 def _medians(title: str, figures: dict[str, Any], unit: str) -> Iterator[str]:
