@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -36,6 +37,7 @@ ALL = ("throughput", "profile", "latency", "scenarios", "weights", "spin")
 
 def main() -> int:
     """Measure what was asked for."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes of the measurement are stopped too
     options = _parser().parse_args()
     parts = options.parts or [*ALL, "gpu"]
     if parts[0] == "model":
