@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -187,12 +186,21 @@ def test_a_job_for_which_there_is_no_worker_is_queued_and_says_so_once(
     command: Command, connection: redis.Redis, names: Names, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("producer.cli.LONELY_SECONDS", 0.1)
+    asked = threading.Event()
+    has_worker = Client.has_worker
+
+    def ask(self: Client) -> bool:
+        answer = has_worker(self)
+        asked.set()
+        return answer
+
+    monkeypatch.setattr(Client, "has_worker", ask)
 
     def cancel() -> None:
-        while not (jobs := cast(list[bytes], connection.zrange(names.open, 0, 0))):
-            time.sleep(0.01)
-        time.sleep(0.5)
-        client.job(jobs[0].decode()).cancel()
+        assert asked.wait(30), "the command wonders whether anybody works"
+        asked.clear()
+        (job_id,) = cast(list[bytes], connection.zrange(names.open, 0, 0))
+        client.job(job_id.decode()).cancel()
 
     alone = f"queued; no worker of namespace '{names.namespace}' is alive\n"
     for said in (alone, ""):
