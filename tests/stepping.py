@@ -150,6 +150,14 @@ class Rig:
             self.step()
         raise AssertionError(f"after {within} steps there are still jobs: {self.scheduler.job_ids}")
 
+    def watch(self, *attempts: Attempt) -> list[Plan]:
+        """Take in jobs and step until all have ended; the steps."""
+        self.add(*attempts)
+        plans: list[Plan] = []
+        while not self.scheduler.idle:
+            plans.append(self.step())
+        return plans
+
     def note(self, outputs: Iterable[Output]) -> None:
         """Keep what was said, by job."""
         for output in outputs:

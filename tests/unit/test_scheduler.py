@@ -223,7 +223,7 @@ def test_a_job_ends_when_all_of_its_choices_have_ended() -> None:
     rig.add(
         attempt("a", *(sequence(PROMPT, choice=n, max_tokens=2 + n, sampler=FakeSampler(says=[n] * 9)) for n in (0, 1)))
     )
-    rig.steps(2)
+    rig.steps(3)
     assert rig.said["a"].reasons == {0: "length"}
     assert rig.said["a"].end is None
 
@@ -244,6 +244,43 @@ def test_a_job_may_have_as_many_choices_as_there_are_slots_and_more_jobs_wait() 
 
     assert rig.said["many"].tokens == {n: [n] * 4 for n in range(3)}
     assert rig.said["one"].tokens == {0: [1, 1]}
+
+
+def test_choices_read_their_prompt_once_but_for_its_last_token() -> None:
+    prompt = [*range(11)]  # two chunks, two tokens more, and the last one
+    negative = [*range(20, 27)]
+    rig = Rig(slots=6)
+    plans = rig.watch(
+        attempt(
+            "a", *(sequence(prompt, choice=n, negative=negative, sampler=FakeSampler(says=[n] * 9)) for n in range(3))
+        )
+    )
+    read = [token for plan in plans for piece in chunks_of(plan) for token in piece.tokens]
+
+    assert sorted(read) == [*prompt[:-1], *negative[:-1]]
+    assert rig.said["a"].tokens == {n: [n] * 8 for n in range(3)}
+
+
+def test_a_choice_that_comes_later_copies_the_prompt_from_one_that_is_running() -> None:
+    prompt = [*range(7)]
+    rig = Rig(slots=2)
+    rig.add(job("other", [9] * 3, max_tokens=4))
+    plans = rig.watch(attempt("a", *(sequence(prompt, choice=n, max_tokens=12) for n in range(2))))
+    read = [token for plan in plans for piece in chunks_of(plan) for token in piece.tokens if token != 9]
+
+    assert sorted(read) == prompt[:-1]
+
+
+def test_other_jobs_copy_whole_chunks_only() -> None:
+    prompt = [*range(7)]
+    rig = Rig(slots=4)
+    plans = rig.watch(
+        attempt("a", sequence(prompt, choice=0), sequence(prompt, choice=1)),
+        attempt("b", sequence(prompt, choice=0), sequence(prompt, choice=1)),
+    )
+    read = [token for plan in plans for piece in chunks_of(plan) for token in piece.tokens]
+
+    assert sorted(read) == sorted([*prompt[:-1], *prompt[4:-1]])
 
 
 # resuming

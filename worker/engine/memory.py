@@ -151,32 +151,48 @@ class PartitionedMemory:
         if not self._share or attempt.exclusive:
             return False
         assert sequence.slot is not None
+        self._fork(attempt, sequence)
         match = self._cache.match(sequence.tokens, sequence.adapters)
         if match.tokens > sequence.read:
-            following = self._shareable_chunk(sequence, match.tokens)
+            following = self._shared_piece(attempt, sequence, match.tokens)
             if any(self._reads_next(slot, match.tokens, following, attempt) for slot in match.slots):
                 return True  # it goes on reading the same text: copy once, when it has read all of it
             self._copy(max(match.slots), sequence, match.tokens)
-        chunk = self._shareable_chunk(sequence, sequence.read)
-        if chunk is None:
+        piece = self._shared_piece(attempt, sequence, sequence.read)
+        if piece is None:
             return False
-        key = (self._cache.position(sequence.slot), sequence.adapters, chunk)
+        key = (self._cache.position(sequence.slot), sequence.adapters, piece)
         if key in claimed:
             return True
         claimed.add(key)
         return False
 
-    def _reads_next(self, slot: int, read: int, chunk: Chunk | None, follower: Attempt) -> bool:
-        if chunk is None or slot not in self.running:
+    def _fork(self, attempt: Attempt, sequence: Sequence) -> None:
+        """Copy all that a choice has in common with its siblings as soon as one of them has read it."""
+        common = sequence.fork_at
+        whole = common - common % self._chunk_tokens
+        for other in (part for choice in attempt.sequences for part in choice.parts):
+            if (
+                sequence.read < common <= other.read
+                and other.slot is not None
+                and self._cache.held(other.slot) >= whole  # else the cells are its own, and counted as such
+                and other.tokens[:common] == sequence.tokens[:common]
+            ):
+                self._copy(other.slot, sequence, common)
+
+    def _reads_next(self, slot: int, read: int, piece: object, follower: Attempt) -> bool:
+        if piece is None or slot not in self.running:
             return False
         attempt, leader = self.running[slot]
         if attempt.order > follower.order:
             return False  # others may keep it from reading; the more urgent one takes the lead
-        return leader.read == read and leader.reads and self._shareable_chunk(leader, read) == chunk
+        return leader.read == read and leader.reads and self._shared_piece(attempt, leader, read) == piece
 
-    def _shareable_chunk(self, sequence: Sequence, start: int) -> Chunk | None:
-        """The whole chunk at `start`, unless it has the last token in it."""
+    def _shared_piece(self, attempt: Attempt, sequence: Sequence, start: int) -> object:
+        """What others can copy of the piece at `start`: a chunk short of the last token; siblings, up to the fork."""
         end = start + self._chunk_tokens
+        if start < sequence.fork_at < end:
+            return attempt.job_id, tuple(sequence.tokens[start : sequence.fork_at])
         return tuple(sequence.tokens[start:end]) if end < len(sequence.tokens) else None
 
     def _copy(self, source: int, sequence: Sequence, tokens: int) -> None:

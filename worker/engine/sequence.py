@@ -47,6 +47,8 @@ class Sequence:
     slot: int | None = None
     #: Cells: the first `read` tokens have been computed.
     read: int = 0
+    #: Of a job with several choices: as much of the prompt as one reads for all. Each computes the last token itself.
+    fork_at: int = 0
     #: The negative prompt's sequence, which gets the same tokens, and how strongly it repels.
     guide: Sequence | None = None
     guidance_scale: float = 1.0
@@ -111,6 +113,8 @@ class Sequence:
         paired = self.guide is not None or self.guided is not None
         last = len(self.tokens) - (paired and self.remaining > 1)
         end = min((self.read // chunk_tokens + 1) * chunk_tokens, last)
+        if self.read < self.fork_at:
+            end = min(end, self.fork_at)
         samples = end == len(self.tokens)
         guide = None
         if samples and self.guide is not None and self.guide.slot is not None:
@@ -161,6 +165,11 @@ class Attempt:
     set_aside: int = 0
     ended: bool = False
     arrival: int = field(default_factory=lambda: next(_arrivals))
+
+    def __post_init__(self) -> None:
+        if len(self.sequences) > 1:
+            for part in (part for choice in self.sequences for part in choice.parts):
+                part.fork_at = part.prompt_tokens - 1
 
     @property
     def order(self) -> tuple[int, int]:
