@@ -17,7 +17,6 @@ from pydantic_core import PydanticUndefined
 from producer.errors import CeleryLlamaError, MissingExtra, ServerUnreachable
 from producer.jobs import describe_validation_error
 from worker.embedded import ensure_server
-from worker.engine.machine import bound_spinning
 from worker.settings import WorkerSettings
 
 EXIT_FAILED, EXIT_USAGE, EXIT_UNREACHABLE = 1, 2, 3
@@ -47,7 +46,6 @@ def cli() -> None:
 def start(**options: str | None) -> None:
     """Take jobs and run them until told to stop (SIGTERM finishes or hands back what runs)."""
     settings = load_settings(options)
-    bound_spinning()
     with errors_as_lines():
         from worker.assembly import run_worker
 

@@ -39,7 +39,7 @@ class Scout:
             return  # a place is free, so Celery takes whoever is next by itself
         more_urgent = self._queue_keys[: counters.least_urgent]
         try:
-            if any(self._connection.llen(key) for key in more_urgent):
+            if more_urgent and self._connection.exists(*more_urgent):  # an empty list does not exist
                 self._invite()
         except redis.RedisError as error:
             logger.debug("the queue could not be looked at: %s", error)

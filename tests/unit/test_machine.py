@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.engine.machine import available_bytes, bound_spinning, usable_cores
+from worker.engine.machine import available_bytes, usable_cores
 
 
 @pytest.fixture
@@ -70,25 +70,7 @@ def test_a_container_without_a_limit_changes_nothing(machine: Path) -> None:
     assert available_bytes(machine / "none", machine / "cgroup") is None
 
 
-def test_spinning_is_bounded_unless_somebody_has_said_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.setenv(name, "")  # so that it is restored afterwards
-        monkeypatch.delenv(name)
-
-    bound_spinning()
-    assert os.environ["GOMP_SPINCOUNT"] == "10000"
-
-    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
-    bound_spinning()
-    assert os.environ["GOMP_SPINCOUNT"] == "7"
-
-    monkeypatch.delenv("GOMP_SPINCOUNT")
-    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    bound_spinning()
-    assert "GOMP_SPINCOUNT" not in os.environ
-
-
-def test_the_command_line_bounds_spinning_before_llama_cpp_is_loaded() -> None:
+def test_the_command_line_does_not_load_llama_cpp_to_answer() -> None:
     loaded = "import sys, worker.cli; print([name for name in sys.modules if name.partition('.')[0] == 'llama_cpp'])"
 
     assert subprocess.check_output([sys.executable, "-c", loaded], text=True).strip() == "[]"

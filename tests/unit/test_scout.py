@@ -22,16 +22,16 @@ class Queue:
         self.lengths = lengths
         self.looked: list[str] = []
 
-    def llen(self, key: str) -> int:
-        self.looked.append(key)
-        return self.lengths.get(key.replace("queue-", "p"), 0)
+    def exists(self, *keys: str) -> int:
+        self.looked += keys
+        return sum(key.replace("queue-", "p") in self.lengths for key in keys)
 
 
 class Away:
     """A server that cannot be reached."""
 
-    def llen(self, key: str) -> int:
-        raise redis.ConnectionError(key)
+    def exists(self, *keys: str) -> int:
+        raise redis.ConnectionError(str(keys))
 
 
 class Hub:

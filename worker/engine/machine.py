@@ -16,16 +16,6 @@ def usable_cores(cpu: Path = Path("/sys/devices/system/cpu"), cgroup: Path = Pat
     return max(1, min(len(cores), _quota(cgroup)))
 
 
-def bound_spinning() -> None:
-    """Let ggml's waiting threads spin for a short while only; before llama.cpp is loaded, which is when libgomp asks.
-
-    By default they spin for milliseconds, and a thread that spins keeps the one it waits for from its core. Bounded,
-    they are as fast on a quiet machine and faster beside busy neighbours.
-    """
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
-
 def _siblings(cpu: Path, number: int) -> str:
     """Names the physical core of a logical one: the list of logical ones that share it."""
     try:
