@@ -22,6 +22,9 @@ from bench.work import Work, distinct, text_tokens
 
 Arrivals = dict[str, list[tuple[int, int]]]
 
+#: Between two jobs, so that both sides start with threads that sleep.
+_PAUSE_SECONDS = 0.05
+
 
 def measure(setting: Setting) -> dict[str, Any]:
     """All delays."""
@@ -43,22 +46,26 @@ def _first_token(setting: Setting, ours: Worker) -> dict[str, Any]:
     seeds = iter(range(1_000_000))
 
     def bare(loop: BareLoop) -> float:
-        return statistics.median(
-            loop.run(Work([text_tokens(setting.model, 8, next(seeds))], 1)).seconds * 1000 for _ in range(tries)
-        )
+        return statistics.median(_bare_first_token(setting, loop, next(seeds)) for _ in range(tries))
 
     def submit_and_stream() -> float:
         return statistics.median(_until_first_token(setting, ours, next(seeds)) for _ in range(tries))
 
-    with BareLoop(setting.model, 1, threads=setting.threads) as loop:
+    with BareLoop(setting.model, setting.size(32, 4), threads=setting.threads) as loop:
         rounds = setting.referee.play({"queue": submit_and_stream, "limit": lambda: bare(loop)})
     overhead = statistics.median(a - b for a, b in zip(rounds.values["queue"], rounds.values["limit"], strict=True))
     return rounds.figures(overhead_ms=round(overhead, 2), unit="ms", jobs_a_round=tries)
 
 
+def _bare_first_token(setting: Setting, loop: BareLoop, seed: int) -> float:
+    work = Work([text_tokens(setting.model, 8, seed)], 1)
+    time.sleep(_PAUSE_SECONDS)
+    return loop.run(work).seconds * 1000
+
+
 def _until_first_token(setting: Setting, ours: Worker, seed: int) -> float:
     prompt = text_tokens(setting.model, 8, seed)
-    time.sleep(0.05)  # the worker is idle again
+    time.sleep(_PAUSE_SECONDS)
     begun = time.perf_counter()
     handle = ours.client.submit(prompt=prompt, max_tokens=2, temperature=0.0)
     for event in handle.stream():
@@ -105,7 +112,7 @@ def _memory(setting: Setting, ours: Worker) -> dict[str, Any]:
 
 
 def _token(setting: Setting, ours: Worker) -> dict[str, Any]:
-    """Milliseconds from a step's logits to its tokens at a subscriber of all jobs, with all slots busy."""
+    """Milliseconds from a step's sampling to its tokens at a subscriber of all jobs, with all slots busy."""
     slots = setting.size(32, 4)
     print(f"\ntoken sampled to token at a subscriber, {slots} jobs")
     medians: dict[float, float] = {}

@@ -36,8 +36,8 @@ class Book:
         #: Processor time of the engine thread alone.
         self.cpu_ns: dict[str, int] = defaultdict(int)
         self.counts: dict[str, int] = defaultdict(int)
-        #: When the step's logits were there.
-        self.decoded_at_ns = 0
+        #: When the step's tokens were there.
+        self.sampled_at_ns = 0
         #: Job, its token's number, when that was sampled.
         self.stamps: list[tuple[str, int, int]] = []
         self.said: dict[str, int] = defaultdict(int)
@@ -101,13 +101,13 @@ class ObservedEngine(LlamaEngine):
 
     def _decode(self, batch: Any) -> int:
         with book.clock("llama_decode"):
-            code = super()._decode(batch)
-        book.decoded_at_ns = time.monotonic_ns()
-        return code
+            return super()._decode(batch)
 
     def _sample(self, pieces: Sequence[Piece]) -> CallResult:
         with book.clock("sample"):
-            return super()._sample(pieces)
+            result = super()._sample(pieces)
+        book.sampled_at_ns = time.monotonic_ns()
+        return result
 
 
 class ObservedScheduler(Scheduler):
@@ -131,7 +131,7 @@ class ObservedPublisher(Publisher):
             if isinstance(output, Text):
                 for _ in output.tokens:
                     book.said[output.job_id] += 1
-                    book.stamps.append((output.job_id, book.said[output.job_id], book.decoded_at_ns))
+                    book.stamps.append((output.job_id, book.said[output.job_id], book.sampled_at_ns))
 
 
 class ObservedRunner(Runner):

@@ -28,6 +28,8 @@ def whole(demo_model: LlamaModel) -> Iterator[WholeEngine]:
 class Rows:
     """A sampler that keeps the logits it is shown and goes on as it was told."""
 
+    quick = True
+
     def __init__(self, tokens: list[int]) -> None:
         self._tokens = iter(tokens)
         self.rows: list[Logits] = []

@@ -33,6 +33,8 @@ class FailingEngine(LlamaEngine):
 class BrokenSampler:
     """Raises in place of sampling."""
 
+    quick = True
+
     def sample(self, _row: object, _candidates: object) -> Sampled:
         raise RuntimeError("broken")
 

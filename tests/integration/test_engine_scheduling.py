@@ -14,7 +14,9 @@ from worker.engine.llama import LlamaEngine
 from worker.engine.model import LlamaModel
 from worker.engine.outputs import Ended, Output, Text
 from worker.engine.preparer import JobPreparer
+from worker.engine.sampling import LlamaSampler
 from worker.engine.scheduler import Scheduler
+from worker.errors import EngineFault
 from worker.settings import WorkerSettings
 
 
@@ -102,3 +104,19 @@ def test_a_choice_that_an_earlier_attempt_completed_gets_no_token_more(model: Ll
     first, second = preparer.prepare("job", 2, job, said, None).attempt.sequences
 
     assert (first.finish_reason, second.finish_reason) == ("stop", None)
+
+
+def test_a_job_of_which_one_choice_cannot_go_on_leaves_nothing_in_llama_cpp(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[LlamaSampler] = []
+    monkeypatch.setattr(LlamaSampler, "close", lambda self: closed.append(self))
+    preparer = JobPreparer(model, WorkerSettings(slots=3, ctx_per_slot=64, threads=1), reproducible=False)
+    job = GenerateJob(prompt=[9] * 5, n=3, max_tokens=6, grammar='root ::= "abc"')
+    allowed, forbidden = (model.tokenize(text, add_special=False, parse_special=False) for text in ("a", "x"))
+    said = {0: DeliveredChoice(tokens=allowed), 1: DeliveredChoice(tokens=forbidden)}
+
+    with pytest.raises(EngineFault, match="does not follow the grammar"):
+        preparer.prepare("job", 2, job, said, None)
+
+    assert len(closed) == 2

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from worker.engine.batch import Batch
-from worker.engine.candidates import Candidates
 from worker.engine.context import cell_bytes, context_params, spare_slots, warn_of_memory
+from worker.engine.machine import usable_cores
 from worker.engine.model import LlamaModel, complaint
 from worker.engine.plan import (
     Adapters,
@@ -34,7 +34,7 @@ from worker.engine.plan import (
     Save,
     Trim,
 )
-from worker.engine.sampling import LlamaSampler, guided
+from worker.engine.sampling_crew import Row, RowSampler, SamplingCrew
 from worker.errors import EngineFault, StartupError
 from worker.settings import WorkerSettings
 
@@ -70,7 +70,7 @@ class LlamaEngine:
             )
         warn_of_memory(model, self._params)
         self._batch = Batch(self._params.n_batch)
-        self._candidates = Candidates(model.n_vocab)
+        self._crew = SamplingCrew(model.n_vocab, usable_cores())
         #: Cells of sequences that were set aside, by key.
         self._saved: dict[int, Any] = {}
         self._context: Any = None
@@ -161,24 +161,16 @@ class LlamaEngine:
         return CallError(f"llama_decode failed with code {code}", cells_lost=True)
 
     def _sample(self, pieces: Sequence[Piece]) -> CallResult:
-        result = CallResult()
         wanted = [piece for piece in pieces if piece.wants_logits]
         if not wanted:
-            return result
-        rows = dict(zip([piece.slot for piece in wanted], self._logits(len(wanted)), strict=True))
+            return CallResult()
+        logits = dict(zip([piece.slot for piece in wanted], self._logits(len(wanted)), strict=True))
+        rows = []
         for piece in wanted:
-            if piece.sampler is None:
-                continue
-            try:
-                row = rows[piece.slot]
-                if piece.guide is not None:
-                    negative_slot, scale = piece.guide
-                    row = guided(row, rows[negative_slot], scale)
-                result.sampled[piece.slot] = cast(LlamaSampler, piece.sampler).sample(row, self._candidates)
-            except Exception as error:  # whatever it is, the neighbours are not concerned
-                logger.warning("sampling failed in slot %d: %s", piece.slot, error)
-                result.faults[piece.slot] = str(error)
-        return result
+            if piece.sampler is not None:
+                guide = None if piece.guide is None else (logits[piece.guide[0]], piece.guide[1])
+                rows.append(Row(piece.slot, cast(RowSampler, piece.sampler), logits[piece.slot], guide))
+        return self._crew.sample(rows)
 
     def _logits(self, rows: int) -> npt.NDArray[np.float32]:
         """The call's logits without a copy, valid until the next call; shape (rows, n_vocab), in the pieces' order."""
@@ -201,6 +193,7 @@ class LlamaEngine:
 
     def close(self) -> None:
         """Free the context; before the model. Safe to call twice."""
+        self._crew.close()
         self._free()
 
     def __enter__(self) -> Self:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
+from contextlib import ExitStack
 
 from producer.errors import InvalidJob
 from producer.jobs import MAX_SEED, GenerateJob, LoraAdapter
@@ -63,10 +64,7 @@ class JobPreparer:
             raise InvalidJob("this worker's memory is unified, so it cannot promise reproducible output")
         reproducible = self._reproducible_with_lora if adapters else self.reproducible
         exclusive = job.reproducible == "require" and not reproducible
-        nothing = DeliveredChoice()
-        sequences = [
-            self._sequence(job, prepared, choice, delivered.get(choice, nothing), seed) for choice in range(job.n)
-        ]
+        sequences = self._choices(job, prepared, delivered, seed)
         for sequence in sequences:
             for part in sequence.parts:
                 part.adapters = adapters
@@ -82,14 +80,27 @@ class JobPreparer:
                 raise InvalidJob(f"lora: this worker has no {adapter.name}, it has {', '.join(known) or 'no adapters'}")
         return tuple(sorted((adapter.name, adapter.scale) for adapter in wanted if adapter.scale))
 
+    def _choices(
+        self, job: GenerateJob, prepared: Prepared, delivered: Mapping[int, DeliveredChoice], seed: int
+    ) -> list[Sequence]:
+        """All choices, or none: if one cannot be made, what the others hold in llama.cpp is freed."""
+        with ExitStack() as undo:
+            sequences = [
+                self._sequence(job, prepared, choice, delivered.get(choice, DeliveredChoice()), seed, undo)
+                for choice in range(job.n)
+            ]
+            undo.pop_all()
+        return sequences
+
     def _sequence(
-        self, job: GenerateJob, prepared: Prepared, choice: int, said: DeliveredChoice, seed: int
+        self, job: GenerateJob, prepared: Prepared, choice: int, said: DeliveredChoice, seed: int, undo: ExitStack
     ) -> Sequence:
         """One choice; an earlier attempt's tokens are replayed, so that penalties, grammar and held text are there."""
         delivered = said.tokens
         # Choices must differ, and a resumed one must not draw its first numbers again.
         own_seed = (seed + 1_000_003 * choice + 7_919 * len(delivered)) % (MAX_SEED + 1)
         sampler = self._prompts.sampler(job, prepared, own_seed)
+        undo.callback(sampler.close)
         text = Detokenizer(prepared.stop)
         for token in delivered:
             sampler.accept(token)

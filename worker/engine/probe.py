@@ -40,6 +40,8 @@ class ProbeReport:
 class _Recorder:
     """Stands where a sampler stands, and keeps the logits."""
 
+    quick = True
+
     def __init__(self) -> None:
         self.rows: list[npt.NDArray[np.float32]] = []
 

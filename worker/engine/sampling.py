@@ -41,6 +41,11 @@ class LlamaSampler:
         self._grammar = grammar
         self._top_logprobs = top_logprobs
 
+    @property
+    def quick(self) -> bool:
+        """Whether it only looks for the likeliest token."""
+        return self._chain is None and self._grammar is None and self._top_logprobs is None
+
     def sample(self, row: Logits, candidates: Candidates) -> Sampled:
         """Choose a token from raw logits, shape (n_vocab,), and take note of it; raises EngineFault if none is."""
         token = self._choose(row, candidates)
