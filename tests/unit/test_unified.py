@@ -47,6 +47,39 @@ def says(count: int) -> FakeSampler:
     return FakeSampler(says=[1] * count)
 
 
+def test_a_job_that_counted_on_a_prefix_which_had_to_go_waits_for_cells_of_its_own() -> None:
+    rig = UnifiedRig(cells=66)
+    rig.run(attempt("kept", sequence([7] * 33, max_tokens=1)))
+    rig.run(attempt("s1", sequence([1] * 56, max_tokens=4)), attempt("s2", sequence([7] * 34, max_tokens=4)))
+
+    assert {said.end.reason for said in rig.said.values() if said.end} == {"done"}
+
+
+def test_an_urgent_job_gets_cells_from_those_that_are_less_urgent() -> None:
+    rig = UnifiedRig(cells=64, slots=4)
+    rig.add(*(attempt(f"slow-{n}", sequence([n] * 20, max_tokens=8, sampler=says(8)), priority=9) for n in range(2)))
+    rig.steps(6)
+    rig.add(attempt("urgent", sequence([5] * 30, max_tokens=2), priority=0))
+    rig.steps(10)
+
+    assert rig.said["urgent"].end
+    assert not rig.said["slow-1"].end
+    rig.run()
+    assert [len(rig.said[f"slow-{n}"].tokens[0]) for n in range(2)] == [8, 8]
+
+
+def test_nobody_is_set_aside_for_an_urgent_job_that_would_still_not_fit() -> None:
+    rig = UnifiedRig(cells=64, slots=4)
+    rig.add(attempt("same", sequence([1] * 30, max_tokens=8, sampler=says(8)), priority=0))
+    rig.add(attempt("slow", sequence([2] * 8, max_tokens=8, sampler=says(8)), priority=9))
+    rig.steps(6)
+    rig.add(attempt("urgent", sequence([5] * 40, max_tokens=2), priority=0))
+    rig.steps(2)
+
+    assert rig.scheduler.counters.set_aside == 0
+    rig.run()
+
+
 def test_jobs_that_want_four_times_the_cells_all_complete() -> None:
     rig = UnifiedRig(cells=64)
 

@@ -7,6 +7,7 @@ uses keep what they hold, as prefixes for later jobs, until their turn comes; th
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 
 from worker.engine.order import side_by_side
 from worker.engine.plan import Adapters, Copy, Drop, Limits, Load, Operation, Save, Trim
@@ -36,6 +37,10 @@ class PartitionedMemory:
     def fits(self, sequence: Sequence) -> bool:
         """Whether the sequence could get its slots."""
         return self.room >= sequence.width
+
+    def would_fit(self, sequence: Sequence, without: Iterable[Sequence]) -> bool:
+        """Whether it could, if these had none."""
+        return self.room + sum(other.width for other in without) >= sequence.width
 
     def can_grow(self, _tokens: int) -> bool:
         """Whether those that run can get this many cells more; here each has its own."""
@@ -151,14 +156,15 @@ class PartitionedMemory:
         if not self._share or attempt.exclusive:
             return False
         assert sequence.slot is not None
-        self._fork(attempt, sequence)
         match = self._cache.match(sequence.tokens, sequence.adapters)
+        if match.tokens < sequence.fork_at:
+            self._fork(attempt, sequence)
         if match.tokens > sequence.read:
-            following = self._shared_piece(attempt, sequence, match.tokens)
+            following = attempt.shared_piece(sequence, match.tokens, self._chunk_tokens)
             if any(self._reads_next(slot, match.tokens, following, attempt) for slot in match.slots):
                 return True  # it goes on reading the same text: copy once, when it has read all of it
             self._copy(max(match.slots), sequence, match.tokens)
-        piece = self._shared_piece(attempt, sequence, sequence.read)
+        piece = attempt.shared_piece(sequence, sequence.read, self._chunk_tokens)
         if piece is None:
             return False
         key = (self._cache.position(sequence.slot), sequence.adapters, piece)
@@ -186,14 +192,8 @@ class PartitionedMemory:
         attempt, leader = self.running[slot]
         if attempt.order > follower.order:
             return False  # others may keep it from reading; the more urgent one takes the lead
-        return leader.read == read and leader.reads and self._shared_piece(attempt, leader, read) == piece
-
-    def _shared_piece(self, attempt: Attempt, sequence: Sequence, start: int) -> object:
-        """What others can copy of the piece at `start`: a chunk short of the last token; siblings, up to the fork."""
-        end = start + self._chunk_tokens
-        if start < sequence.fork_at < end:
-            return attempt.job_id, tuple(sequence.tokens[start : sequence.fork_at])
-        return tuple(sequence.tokens[start:end]) if end < len(sequence.tokens) else None
+        next_piece = attempt.shared_piece(leader, read, self._chunk_tokens)
+        return leader.read == read and leader.reads and next_piece == piece
 
     def _copy(self, source: int, sequence: Sequence, tokens: int) -> None:
         assert sequence.slot is not None

@@ -7,7 +7,7 @@ rounding does not depend on who else was there (docs/architecture.md, "Reproduci
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from worker.engine.plan import Adapters
@@ -61,6 +61,16 @@ class PrefixCache:
     def held(self, slot: int) -> int:
         """Tokens that are known of a slot's cells."""
         return self._tips[slot].depth * self.chunk_tokens if slot in self._tips else 0
+
+    def chunks_of(self, slots: Iterable[int]) -> int:
+        """How many chunks these slots hold between them, each counted once."""
+        nodes: set[_Node] = set()
+        for slot in slots:
+            node: _Node | None = self._tips.get(slot)
+            while node is not None and node is not self._root and node not in nodes:
+                nodes.add(node)
+                node = node.parent
+        return len(nodes)
 
     def position(self, slot: int) -> object:
         """Equal for two slots if and only if their cells hold the same chunks."""

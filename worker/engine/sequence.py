@@ -180,3 +180,10 @@ class Attempt:
     def unfinished(self) -> list[Sequence]:
         """Choices that have not ended."""
         return [sequence for sequence in self.sequences if sequence.finish_reason is None]
+
+    def shared_piece(self, sequence: Sequence, start: int, chunk_tokens: int) -> object:
+        """What others can copy of the piece at `start`: a chunk short of the last token; siblings, up to the fork."""
+        end = start + chunk_tokens
+        if start < sequence.fork_at < end:
+            return self.job_id, tuple(sequence.tokens[start : sequence.fork_at])
+        return tuple(sequence.tokens[start:end]) if end < len(sequence.tokens) else None

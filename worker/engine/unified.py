@@ -6,6 +6,8 @@ step: then kept prefixes go first, and then `WaitingRoom.relieve` sets sequences
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
 from worker.engine.memory import PartitionedMemory
 from worker.engine.plan import Limits, Trim
 from worker.engine.prefix_cache import Chunk
@@ -29,8 +31,23 @@ class UnifiedMemory(PartitionedMemory):
             # Alone it always fits: what it needs beyond the pool was refused when the job was admitted. But the cells
             # that it brings back are there at once, before any call, and kept prefixes may be in their place.
             return self.can_grow(sum(part.read for part in sequence.parts if part.saved is not None))
-        needed = sum(self._needed(part) + self._chunk_tokens for part in sequence.parts)
-        return self.can_grow(needed + self._growing())
+        needed = -1
+        while needed != (now := self._needed(sequence)):
+            needed = now
+            if not self.can_grow(needed + self._growing()):
+                return False
+            # Kept prefixes may have made room, and among them what the sequence would have found: so ask once more.
+        return True
+
+    def would_fit(self, sequence: Sequence, without: Iterable[Sequence]) -> bool:
+        """Whether there would be slots and cells, if these had none."""
+        gone = {part.slot for other in without for part in other.parts}
+        staying = {slot: other for slot, (_, other) in self.running.items() if slot not in gone}
+        if not staying:
+            return True
+        own = sum(other.read - self._cache.held(slot) + other.remaining for slot, other in staying.items())
+        cells = self._cache.chunks_of(staying) * self._chunk_tokens + own + self._needed(sequence, staying.keys())
+        return self._slots - len(staying) >= sequence.width and cells <= self._cells
 
     def can_grow(self, tokens: int) -> bool:
         """Whether this many cells are free; lets kept prefixes go if that helps, the one freed longest ago first."""
@@ -42,10 +59,15 @@ class UnifiedMemory(PartitionedMemory):
                 self._operations.append(Trim(slot, 0))
         return self._used() + tokens <= self._cells
 
-    def _needed(self, sequence: Sequence) -> int:
-        if not self._share or sequence.saved is not None:
-            return len(sequence.tokens)
-        return len(sequence.tokens) - self._cache.match(sequence.tokens, sequence.adapters).tokens
+    def _needed(self, sequence: Sequence, holders: Collection[int] | None = None) -> int:
+        """Cells for what has to be read and a chunk of output; only these holders' cells count as found, if given."""
+        needed = 0
+        for part in sequence.parts:
+            needed += len(part.tokens) + self._chunk_tokens
+            if self._share and part.saved is None:
+                match = self._cache.match(part.tokens, part.adapters)
+                needed -= match.tokens if holders is None or match.slots & set(holders) else 0
+        return needed
 
     def _growing(self) -> int:
         """What those that run have yet to read; their output finds room step by step."""

@@ -59,10 +59,12 @@ class WaitingRoom:
             self._set_aside(victim, sequence.guided or sequence)
 
     def _next_cells(self) -> int:
-        """What the step needs at least: a cell for each decode row, or a chunk for who is first to read."""
-        running = [sequence for _, sequence in self._memory.running.values()]
-        decoding = sum(sequence.decodes for sequence in running)
-        return decoding or min((self._memory.next_tokens(sequence) for sequence in running), default=0)
+        """What the step needs at least: a cell for each decode row, or a chunk for the job that is first to read."""
+        running = list(self._memory.running.values())
+        if decoding := sum(sequence.decodes for _, sequence in running):
+            return decoding
+        first = min((attempt.order for attempt, _ in running), default=None)
+        return max((self._memory.next_tokens(part) for attempt, part in running if attempt.order == first), default=0)
 
     def _may_join(self, attempt: Attempt) -> bool:
         """Whether the attempt may run beside those that run: an exclusive one shares with nobody."""
@@ -74,15 +76,13 @@ class WaitingRoom:
         """See to it that the sequence finds its slots, at less urgent attempts' cost if need be."""
         if self._memory.fits(sequence):
             return True
-        needed, freed = sequence.width, self._memory.room
         victims: list[tuple[Attempt, Sequence]] = []
         for victim, other in sorted(self._memory.running.values(), key=lambda item: item[0].order, reverse=True):
-            if freed >= needed:
-                break
             if other.guided is None and victim.priority > attempt.priority and victim.set_aside < MOST_SET_ASIDE:
                 victims.append((victim, other))
-                freed += other.width
-        if freed < needed:
+                if self._memory.would_fit(sequence, [choice for _, choice in victims]):
+                    break
+        else:
             return False
         for victim, other in victims:
             self._set_aside(victim, other)
