@@ -16,6 +16,7 @@ from producer.errors import InvalidJob
 from producer.jobs import GenerateJob
 from tests.decoding import run
 from tests.tiny_model import EOS, TURN_END, tiny_model
+from worker.engine import dry
 from worker.engine.candidates import Candidates, Logits
 from worker.engine.grammar import job_grammar
 from worker.engine.llama import LlamaEngine, LlamaModel
@@ -132,6 +133,26 @@ def test_extreme_options_choose_a_token_all_the_same(model: LlamaModel) -> None:
     ]
     for options in extreme:
         assert all(0 <= token < model.n_vocab for token in sampled(model, sampler(model, **options), 5)), options
+
+
+def test_a_dry_sampler_begins_afresh_although_it_is_a_copy(model: LlamaModel) -> None:
+    options: dict[str, Any] = {"dry_multiplier": 2.0, "dry_allowed_length": 1, "temperature": 0.0}
+
+    assert sampled(model, sampler(model, **options)) == sampled(model, sampler(model, **options))
+
+
+def test_sequence_breakers_that_are_all_over_the_vocabulary_are_refused(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp keeps an entry for each token that has one, for each choice."""
+    options: dict[str, Any] = {"dry_multiplier": 0.8, "dry_sequence_breakers": ["b"], "n": 2}
+    having = sum(b"b" in model.piece(token) for token in range(model.n_vocab))
+    monkeypatch.setattr(dry, "_MOST_ENTRIES", 2 * having)
+    sampler(model, **options)
+    monkeypatch.setattr(dry, "_MOST_ENTRIES", 2 * having - 1)
+
+    with pytest.raises(InvalidJob, match="too many"):
+        sampler(model, **options)
 
 
 def test_ignoring_the_end_no_end_token_is_chosen(model: LlamaModel) -> None:

@@ -57,6 +57,7 @@ LLAMA = {
     "worker/engine/candidates.py",
     "worker/engine/embedder.py",
     "worker/engine/context.py",
+    "worker/engine/dry.py",
     "worker/engine/llama.py",
     "worker/engine/model.py",
     "worker/engine/sampling.py",

@@ -10,11 +10,13 @@ import ctypes
 import logging
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import llama_cpp.llama_cpp as lib
 
+from worker.engine.dry import DrySamplers
 from worker.errors import StartupError
 
 logger = logging.getLogger(__name__)
@@ -91,6 +93,9 @@ class LlamaModel:
             or lib.llama_model_n_swa(pointer) > 0
         )
         self._pieces: list[bytes | None] = [None] * self.n_vocab
+        self.dry_samplers = DrySamplers(
+            self.vocab, self.n_vocab, self.n_ctx_train, partial(self._read_piece, special=True)
+        )
         #: LoRA adapters by name; llama.cpp frees them with the model.
         self.adapters: dict[str, Any] = {}
         try:
@@ -167,6 +172,7 @@ class LlamaModel:
 
     def close(self) -> None:
         """Free the weights; contexts and samplers of this model must be closed before. Safe to call twice."""
+        self.dry_samplers.close()
         if self.pointer:
             lib.llama_model_free(self.pointer)
             self.pointer = self.vocab = None

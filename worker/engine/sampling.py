@@ -6,7 +6,6 @@ nothing of the context, so a test needs a vocabulary but no decoding.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import time
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ import numpy as np
 from producer.errors import InvalidJob
 from producer.jobs import GenerateJob
 from worker.engine.candidates import Candidates, Logits
+from worker.engine.dry import MAX_WINDOW_TOKENS
 from worker.engine.model import LlamaModel, complaint
 from worker.engine.plan import Alternative, Sampled
 from worker.errors import BadGrammar, EngineFault
@@ -29,8 +29,6 @@ _GREEDY_BELOW = 1e-6
 _GRAMMAR_SECONDS = 0.1
 #: How many of the likeliest tokens are offered to a grammar first.
 _LIKELIEST = 512
-#: llama.cpp allocates by this; a larger value from a job could end the process.
-_MAX_WINDOW_TOKENS = 65_536
 
 
 class LlamaSampler:
@@ -69,7 +67,7 @@ class LlamaSampler:
     def prime(self, prompt: Sequence[int]) -> None:
         """Count the prompt's last tokens among those that repetition penalties look at, as llama-server does."""
         if self._chain is not None:
-            for token in prompt[-_MAX_WINDOW_TOKENS:]:
+            for token in prompt[-MAX_WINDOW_TOKENS:]:
                 lib.llama_sampler_accept(self._chain, token)
 
     def _choose(self, row: Logits, candidates: Candidates) -> int:
@@ -170,6 +168,7 @@ def _plainly_greedy(job: GenerateJob, biases: dict[int, float]) -> bool:
 def _make_chain(job: GenerateJob, model: LlamaModel, biases: dict[int, float], seed: int) -> Any:
     """llama.cpp's chain, in llama-server's order; the chain owns its samplers."""
     temperature = job.temperature if job.temperature >= _GREEDY_BELOW else 0.0
+    repetition = [] if job.mirostat else _repetition(job, model)
     samplers: list[Any] = []
     if biases:
         array = (lib.llama_logit_bias * len(biases))(*(lib.llama_logit_bias(*bias) for bias in biases.items()))
@@ -181,7 +180,7 @@ def _make_chain(job: GenerateJob, model: LlamaModel, biases: dict[int, float], s
         mirostat = lib.llama_sampler_init_mirostat_v2(seed, job.mirostat_tau, job.mirostat_eta)
         samplers += [lib.llama_sampler_init_temp(temperature), mirostat]
     else:
-        samplers += [*_repetition(job, model), *_truncation(job, model, seed)]
+        samplers += [*repetition, *_truncation(job, model, seed)]
         samplers += [lib.llama_sampler_init_temp(temperature), lib.llama_sampler_init_dist(seed)]
     chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
     for sampler in samplers:
@@ -190,19 +189,14 @@ def _make_chain(job: GenerateJob, model: LlamaModel, biases: dict[int, float], s
 
 
 def _repetition(job: GenerateJob, model: LlamaModel) -> list[Any]:
+    # The only one that may be refused is made first, so that there is nothing to free.
+    dry = [model.dry_samplers.make(job)] if job.dry_multiplier else []
     samplers: list[Any] = []
     if _penalises(job):
         repeat = max(job.repeat_penalty, 1e-6)  # llama.cpp asserts that its reciprocal is finite
         penalties = (job.repeat_last_n, repeat, job.frequency_penalty, job.presence_penalty)
         samplers.append(lib.llama_sampler_init_penalties(model.n_vocab, *penalties))
-    if job.dry_multiplier:
-        window = job.dry_penalty_last_n if job.dry_penalty_last_n >= 0 else model.n_ctx_train
-        breakers = [text.encode(errors="replace") for text in job.dry_sequence_breakers]
-        options = (job.dry_multiplier, job.dry_base, min(job.dry_allowed_length, _MAX_WINDOW_TOKENS))
-        array = (ctypes.c_char_p * len(breakers))(*breakers)
-        window = min(window, _MAX_WINDOW_TOKENS)
-        samplers.append(lib.llama_sampler_init_dry(model.vocab, *options, window, array, len(breakers)))
-    return samplers
+    return samplers + dry
 
 
 def _truncation(job: GenerateJob, model: LlamaModel, seed: int) -> list[Any]:
