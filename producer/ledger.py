@@ -38,7 +38,7 @@ class Claim:
     cancel_requested: bool
     created_unix_seconds: float
     body: bytes
-    #: The job's end, where it had ended.
+    #: The job's end, where it had ended and Celery does not know yet.
     result: Result | None
     #: Of a busy job: how long its owner still counts as alive if nothing more is heard of it.
     lease_left_seconds: float = 0.0

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from celery.worker import state as celery_state
 from celery.worker.request import Request
@@ -47,6 +47,10 @@ class EngineRequest(Request):  # type: ignore[misc]
         """Whether Celery shall drop the task. Not because of a revoke: the pool sees that, the ledger hears of it."""
         return self.id not in celery_state.revoked and bool(super().revoked())
 
+    def maybe_expire(self) -> bool:
+        """Whether Celery's own `expires` ends the task; not if it may have begun, which a redelivery tells."""
+        return not self.delivery_info.get("redelivered") and bool(super().maybe_expire())
+
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
         """Answer a cold shutdown: nothing, since the pool hands its jobs back as it stops."""
 
@@ -86,11 +90,32 @@ class Delivery:
     stale: list[EngineRequest] = field(default_factory=list)
     #: Whether a message was adopted since the claim: what it is about, only another claim can tell.
     unsure: bool = False
+    #: A message for the same job that came while its end was being told to Celery.
+    successor: Delivery | None = None
     #: Set once the attempt is over; a redelivery that comes later is not adopted.
     outcome: Outcome | None = None
     #: Whether Celery's hard time limit has ended the job; decided with the outcome, since time goes on.
     hit_hard_limit: bool = False
     answer: TracerAnswer | None = None
+
+    @classmethod
+    def taken(
+        cls, pid: int, tracer: Any, arguments: tuple[Any, ...], request: EngineRequest, options: dict[str, Any]
+    ) -> Self:
+        """Make it of what Celery gives to its pool."""
+        job_id = options["correlation_id"]
+        return cls(
+            pid=pid,
+            job_id=job_id,
+            tracer=tracer,
+            arguments=arguments,
+            request=request,
+            callback=options["callback"],
+            accept_callback=options["accept_callback"],
+            soft_limit_seconds=options.get("soft_timeout"),
+            hard_limit_seconds=options.get("timeout"),
+            revoked=job_id in celery_state.revoked,
+        )
 
     @property
     def task(self) -> str:

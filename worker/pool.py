@@ -126,20 +126,12 @@ class EnginePool(BasePool):  # type: ignore[misc]
             self._adopted += 1
             running.adopt(request, options["callback"], options["accept_callback"])
             return running
-        delivery = Delivery(
-            pid=next(self._pids),
-            job_id=job_id,
-            tracer=target,
-            arguments=args,
-            request=request,
-            callback=options["callback"],
-            accept_callback=options["accept_callback"],
-            soft_limit_seconds=options.get("soft_timeout"),
-            hard_limit_seconds=options.get("timeout"),
-            revoked=job_id in celery_state.revoked,
-        )
+        delivery = Delivery.taken(next(self._pids), target, args, request, options)
         self._deliveries[job_id] = delivery
-        self.backstage.admit(delivery, self)
+        if running is None:
+            self.backstage.admit(delivery, self)
+        else:  # what it is about can be asked only when Celery knows how the job has ended
+            running.successor = delivery
         return delivery
 
     def revoke(self, request: Any) -> None:
@@ -212,6 +204,8 @@ class EnginePool(BasePool):  # type: ignore[misc]
         except Exception:  # Redis, mostly: the message is not acknowledged, and its redelivery finds the job ended
             logger.exception("job %s has ended, but its message could not be acknowledged", delivery.job_id)
             delivery.abandon()
+        if delivery.successor is not None:
+            self.backstage.admit(delivery.successor, self)
         self.backstage.guests.left(len(self._deliveries))
 
     def _stop(self, drain_seconds: float) -> None:

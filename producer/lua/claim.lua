@@ -3,8 +3,9 @@
 -- ARGV: job id, owner, prefix of lease keys, body and priority as they came with the message, lease in seconds,
 -- this claim's own id: a call that is repeated because its answer was lost is one claim
 -- Returns {outcome, attempt, attempts that were handed back, cancel requested, created, body, status, result,
--- seconds}. 'claimed'; 'ended' (somebody finished it); 'busy' (a live worker has it, for so many seconds if it says
--- nothing more); 'expired' (it had to begin earlier: `expire` it). Times are Unix seconds of the server.
+-- seconds}. 'claimed'; 'ended' (somebody finished it; with the result if Celery has not been told); 'busy' (a live worker
+-- has it, for so many seconds if it says nothing more); 'expired' (it had to begin earlier: `expire` it). Times are Unix
+-- seconds of the server.
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1e6
 local job = redis.call('HMGET', KEYS[1], 'status', 'owner', 'released', 'cancel', 'created', 'body', 'result', 'attempt', 'claim')
@@ -19,7 +20,9 @@ if not status then -- sent by a plain send_task: the message is all there is, so
   end
 end
 if status ~= 'queued' and status ~= 'running' then
-  return {'ended', 0, 0, 0, job[5], '', status, job[7] or '', '0'}
+  -- An ended job is open until Celery has been told how; told a second time, it would call its links a second time.
+  local untold = redis.call('ZSCORE', KEYS[2], ARGV[1])
+  return {'ended', 0, 0, 0, job[5], '', status, untold and job[7] or '', '0'}
 end
 if status == 'running' and job[9] == ARGV[7] then
   return {'claimed', tonumber(job[8]), tonumber(job[3] or '0'), job[4] and 1 or 0, job[5], job[6], status, '', '0'}

@@ -133,6 +133,7 @@ def test_a_ledger_entry_that_cannot_be_read_is_tried_again_later_and_not_at_once
     admission: Admission, around: Around, hand: Hand, connection: redis.Redis
 ) -> None:
     connection.hset(hand.ledger.names.job("j"), mapping={"status": "completed", "result": "nonsense", "created": "1"})
+    connection.zadd(hand.ledger.names.open, {"j": 1})
 
     admission.admit(message(), around)
 

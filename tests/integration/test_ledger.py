@@ -183,6 +183,18 @@ def test_a_job_that_ended_is_claimed_with_its_result(enter: Enter, hand: Hand) -
     assert claim.result.text == "text"
 
 
+def test_a_job_whose_end_celery_knows_is_claimed_without_its_result(enter: Enter, hand: Hand) -> None:
+    """Told a second time, Celery would call the job's links a second time."""
+    enter()
+    hand.claim("j")
+    hand.finish("j", "text", seq=1)
+    hand.do(hand.ledger.told("j"))
+
+    claim = hand.claim("j", "worker-2")
+
+    assert (claim.outcome, claim.result) == ("ended", None)
+
+
 def test_an_attempt_that_was_handed_back_does_not_count(enter: Enter, hand: Hand, info: Info) -> None:
     enter()
     hand.claim("j")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -99,8 +100,11 @@ class Stage:
         self.pool: EnginePool = pool_class(4, app=app)
         self.pool.register_with_event_loop(self.hub)
         self.fails: Exception | None = None
+        self.may_finish = threading.Event()
+        self.may_finish.set()
 
     def tracer(self, *_arguments: Any) -> tuple[int, str, float]:
+        assert self.may_finish.wait(30)
         if self.fails is not None:
             raise self.fails
         return 0, "value", 0.1
@@ -233,12 +237,16 @@ def test_what_an_adopted_message_is_about_is_asked_of_the_ledger(stage: Stage) -
 def test_a_message_that_comes_while_the_result_is_stored_is_a_delivery_of_its_own(stage: Stage) -> None:
     first = stage.deliver("tag-1")
     stage.claim()
+    stage.may_finish.clear()
     stage.pool.ended(stage.delivery, COMPLETED)
     stage.hub.run()
     stage.deliver("tag-2")
+    stage.may_finish.set()
+    assert len(stage.wings.admitted) == 1, "the ledger would say that nobody has told Celery"
     stage.settle()
 
     assert first.done[-1] == "succeeded: completed, 0 tokens"
+    assert stage.wings.heard == ["j"]
     assert len(stage.wings.admitted) == 2
     assert stage.wings.deliveries["j"] is stage.delivery
     assert stage.wings.deliveries.in_work() == ([], ["tag-2"]), "Celery forgets the job; the keeper must not"
