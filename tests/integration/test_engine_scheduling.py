@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from producer.errors import InvalidJob
 from producer.jobs import GenerateJob
 from producer.replay import DeliveredChoice
 from tests.tiny_model import tiny_model
+from worker.engine import preparer as preparer_module
 from worker.engine.llama import LlamaEngine
 from worker.engine.model import LlamaModel
 from worker.engine.outputs import Ended, Output, Text
@@ -120,3 +122,16 @@ def test_a_job_of_which_one_choice_cannot_go_on_leaves_nothing_in_llama_cpp(
         preparer.prepare("job", 2, job, said, None)
 
     assert len(closed) == 2
+
+
+def test_a_result_with_more_log_probabilities_than_redis_can_hold_is_refused(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preparer = JobPreparer(model, WorkerSettings(slots=2, ctx_per_slot=64, threads=1), reproducible=False)
+    job = GenerateJob(prompt=[9] * 5, n=2, max_tokens=6, logprobs=True, top_logprobs=4)
+    monkeypatch.setattr(preparer_module, "_MOST_LOGPROBS", 2 * 6 * 5)
+    preparer.prepare("job", 1, job, {}, None)
+    monkeypatch.setattr(preparer_module, "_MOST_LOGPROBS", 2 * 6 * 5 - 1)
+
+    with pytest.raises(InvalidJob, match="60 log-probabilities"):
+        preparer.prepare("job", 1, job, {}, None)

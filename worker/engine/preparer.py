@@ -19,6 +19,9 @@ from worker.engine.prompt import Prepared, PromptBuilder
 from worker.engine.sequence import Attempt, Sequence
 from worker.settings import WorkerSettings
 
+#: About 100 bytes each: Redis takes no value of more than 512 MB.
+_MOST_LOGPROBS = 2_000_000
+
 
 class JobPreparer:
     """Prepares jobs for one model and one worker's settings."""
@@ -55,6 +58,11 @@ class JobPreparer:
             raise InvalidJob("this worker's model generates text and makes no embeddings; it needs an embedding model")
         adapters = self._adapters(job.lora)
         prepared = self._prompts.prepare(job)
+        logprobs = job.n * prepared.max_tokens * (1 + (job.top_logprobs or 0)) if job.logprobs else 0
+        if logprobs > _MOST_LOGPROBS:
+            raise InvalidJob(
+                f"the result could have {logprobs:,} log-probabilities, at most {_MOST_LOGPROBS:,} are allowed"
+            )
         needed = job.n * (1 if prepared.negative is None else 2)
         if needed > self._slots:
             raise InvalidJob(f"the job needs {needed} slots at once, this worker has {self._slots}")
