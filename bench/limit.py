@@ -76,7 +76,7 @@ class BareLoop:
         return run
 
     def _wave(self, prompts: Sequence[Prompt], max_tokens: int, run: Run) -> None:
-        lib.llama_memory_clear(self._memory, True)
+        lib.llama_memory_clear(self._memory, False)
         texts = [[token] for token in self._read(prompts)]
         begun = time.perf_counter()
         batch, sequences = self._batch, len(prompts)

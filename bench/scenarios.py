@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -34,9 +35,18 @@ def shared(setting: Setting) -> dict[str, Any]:
     """Seconds for 32 jobs of 32 tokens over one prefix of 460 that no cache knows, all at once."""
     slots, prefix, tokens = setting.size(32, 4), setting.size(460, 140), setting.size(32, 4)
     seeds = itertools.count()
+    #: For each of our sides, by the seconds that a round took: until the last job had its first token.
+    firsts: dict[str, dict[float, float]] = {"sharing": {}, "not sharing": {}}
 
     def fresh() -> Work:
         return shared_prefix(setting.model, slots, prefix, tokens, next(seeds))
+
+    def run(side: str, worker: Worker) -> float:
+        begun = time.perf_counter()
+        timings = [result.timings for result in queue.results(queue.submit(worker, fresh()))]
+        seconds = time.perf_counter() - begun
+        firsts[side][seconds] = max((each.queued_s or 0.0) + (each.first_token_s or 0.0) for each in timings)
+        return seconds
 
     print(f"\nshared prefix: {fresh()}")
     with ExitStack() as stack:
@@ -45,8 +55,8 @@ def shared(setting: Setting) -> dict[str, Any]:
             worker(stack.enter_context(server()), setting.path, slots, threads=setting.threads, share_prefixes=False)
         )
         sides: dict[str, Callable[[], float]] = {
-            "sharing": lambda: queue.run(ours, fresh()).seconds,
-            "not sharing": lambda: queue.run(alone, fresh()).seconds,
+            "sharing": lambda: run("sharing", ours),
+            "not sharing": lambda: run("not sharing", alone),
         }
         if setting.llama_server:
             rival = stack.enter_context(
@@ -57,6 +67,10 @@ def shared(setting: Setting) -> dict[str, Any]:
     figures = rounds.figures(work=str(fresh()), unit="s")
     for side in rounds.values.keys() - {"sharing"}:
         figures[f"{side}/sharing"] = round(rounds.ratio(side, "sharing"), 2)
+    kept = {side: [firsts[side][seconds] for seconds in rounds.values[side]] for side in firsts}
+    figures["seconds to the last first token"] = {side: round(statistics.median(kept[side]), 2) for side in kept}
+    gains = [alone / shared for alone, shared in zip(kept["not sharing"], kept["sharing"], strict=True)]
+    figures["last first token, not sharing/sharing"] = round(statistics.median(gains), 2)
     return figures
 
 
@@ -123,7 +137,7 @@ def _longest_gap(setting: Setting, ours: Worker, jobs: int, long_tokens: int, se
         after - before
         for handle in handles
         for (_, before), (_, after) in itertools.pairwise(arrivals[handle.id])
-        if after > begun and before < ended
+        if begun < before < ended  # the jobs' own prompts have been read before
     ]
     return float(max(gaps, default=0) / 1e6)
 
@@ -131,43 +145,35 @@ def _longest_gap(setting: Setting, ours: Worker, jobs: int, long_tokens: int, se
 def backlog(setting: Setting) -> dict[str, Any]:
     """What 10,000 waiting jobs cost: to submit them, to keep them, and while others are decoded.
 
-    Two servers and workers, one with the jobs, one without; the one with them stands still when it is not measured.
+    Two servers and workers, one with the jobs, one with just enough to be busy all the time; whichever is not measured
+    stands still.
     """
-    count, slots = setting.size(10_000, 200), setting.size(32, 4)
-    print(f"\nbacklog: {count} queued jobs")
+    count, few, slots = setting.size(10_000, 200), setting.size(800, 100), setting.size(32, 4)
+    print(f"\nbacklog: {count} queued jobs, or {few}")
     options = {"threads": setting.threads, "lease_seconds": 100_000, "stall_seconds": 100_000, "drain_seconds": 0}
     with ExitStack() as stack:
-        quiet, ours = (
+        busy, ours = (
             stack.enter_context(worker(stack.enter_context(server()), setting.path, slots, observed=True, **options))
             for _ in range(2)
         )
         queue.run(ours, distinct(setting.model, slots, 64, 16, seed=1))
         before, resident = _redis_bytes(ours), ours.resident_bytes()
-        stack.enter_context(_standing_still(ours))
+        for each in (ours, busy):
+            stack.enter_context(_standing_still(each))
         seconds = _submit(setting, ours, count)
         kept = (_redis_bytes(ours) - before) / count
-
-        def with_backlog() -> float:
-            ours.child.send_signal(signal.SIGCONT)
-            value = _step_ms(setting, ours)
-            ours.child.send_signal(signal.SIGSTOP)
-            return value
-
-        def without() -> float:
-            queue.submit(quiet, distinct(setting.model, 3 * slots, 64, setting.size(64, 32), seed=2))
-            value = _step_ms(setting, quiet)
-            quiet.wait_until_open(0)
-            return value
-
-        rounds = setting.referee.play({"with": with_backlog, "without": without})
+        _submit(setting, busy, few)
+        rounds = setting.referee.play(
+            {"many": lambda: _token_ms(setting, ours), "few": lambda: _token_ms(setting, busy)}
+        )
         grown = ours.resident_bytes() - resident
     return rounds.figures(
-        unit="ms",
+        unit="ms a token",
         jobs=count,
         submitted_per_s=round(count / seconds, 1),
         redis_bytes_per_job=round(kept),
         worker_grew_mb=round(grown / 2**20, 1),
-        **{"with/without": round(rounds.ratio("with", "without"), 4)},
+        **{"many/few": round(rounds.ratio("many", "few"), 4)},
     )
 
 
@@ -190,13 +196,15 @@ def _submit(setting: Setting, ours: Worker, count: int) -> float:
     return time.perf_counter() - begun
 
 
-def _step_ms(setting: Setting, ours: Worker) -> float:
-    """Milliseconds a step, over some seconds with all slots busy."""
-    time.sleep(1.0)
+def _token_ms(setting: Setting, ours: Worker) -> float:
+    """Milliseconds a generated token, with all slots busy; long enough for jobs to end and others to begin."""
+    ours.child.send_signal(signal.SIGCONT)
+    time.sleep(setting.size(8, 1))
     before = ours.snapshot()
-    time.sleep(setting.size(5, 1))
+    time.sleep(setting.size(30, 1))
     after = ours.snapshot()
-    return float((after["at_ns"] - before["at_ns"]) / (after["steps"] - before["steps"]) / 1e6)
+    ours.child.send_signal(signal.SIGSTOP)
+    return float((after["at_ns"] - before["at_ns"]) / (after["generated_tokens"] - before["generated_tokens"]) / 1e6)
 
 
 def _redis_bytes(ours: Worker) -> int:
