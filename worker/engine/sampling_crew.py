@@ -1,7 +1,7 @@
 """The sampling crew: a step's rows sampled side by side. Owned by the engine; called on its thread, which takes part.
 
 A sampler touches nothing but its own state and the row it is given, and llama.cpp lets go of the GIL meanwhile. A chain
-goes over the whole vocabulary: on one thread, 64 rows can take as long as a GPU takes to compute them.
+goes over the whole vocabulary, about 0.1 ms a row for 49,000 tokens: little on a CPU, much beside a GPU's step.
 """
 
 from __future__ import annotations
