@@ -59,7 +59,8 @@ def _at(loaded: LlamaModel, path: Path, slots: int, deadline: float) -> dict[str
         loop.run(Work(work.prompts[:slots], 4))
         for _ in range(_ROUNDS):
             limits.append(loop.run(work).tokens_per_second)
-            queues.append(queue.run(ours, work).tokens_per_second)
+            begun = time.monotonic()
+            queues.append(queue.run(ours, work) / (time.monotonic() - begun))
             ratios.append(queues[-1] / limits[-1])
             if time.monotonic() > deadline - 20:
                 break

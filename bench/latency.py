@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import sys
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 
 from bench import queue
 from bench.limit import BareLoop
-from bench.quiet import Neighbours
+from bench.quiet import Neighbours, in_turn
 from bench.setting import Setting
 from bench.stage import Worker, process, server, worker
 from bench.work import Work, distinct, text_tokens
@@ -52,7 +53,7 @@ def _first_token(setting: Setting, ours: Worker) -> dict[str, Any]:
         return statistics.median(_until_first_token(setting, ours, next(seeds)) for _ in range(tries))
 
     with BareLoop(setting.model, setting.size(32, 4), threads=setting.threads) as loop:
-        rounds = setting.referee.play({"queue": submit_and_stream, "limit": lambda: bare(loop)})
+        rounds = setting.referee.play(in_turn({"queue": submit_and_stream, "limit": lambda: bare(loop)}))
     overhead = statistics.median(a - b for a, b in zip(rounds.values["queue"], rounds.values["limit"], strict=True))
     return rounds.figures(overhead_ms=round(overhead, 2), unit="ms", jobs_a_round=tries)
 
@@ -115,22 +116,19 @@ def _token(setting: Setting, ours: Worker) -> dict[str, Any]:
     """Milliseconds from a step's sampling to its tokens at a subscriber of all jobs, with all slots busy."""
     slots = setting.size(32, 4)
     print(f"\ntoken sampled to token at a subscriber, {slots} jobs")
-    medians: dict[float, float] = {}
+    seeds = itertools.count(500)
 
-    def tail() -> float:
-        work = distinct(setting.model, slots, 64, setting.size(64, 8), seed=500 + len(medians))
+    def delays() -> dict[str, float]:
+        work = distinct(setting.model, slots, 64, setting.size(64, 8), seed=next(seeds))
         ours.snapshot()
         with subscriber(ours) as arrivals:
             queue.run(ours, work)
         sampled = {(job, number): at for job, number, at in ours.snapshot()["stamps"]}
-        delays = [(at - sampled[job, number]) / 1e6 for job, came in arrivals.items() for number, at in came]
-        p99: float = statistics.quantiles(delays, n=100)[98]
-        medians[p99] = statistics.median(delays)
-        return p99
+        found = [(at - sampled[job, number]) / 1e6 for job, came in arrivals.items() for number, at in came]
+        return {"median": statistics.median(found), "p99": statistics.quantiles(found, n=100)[98]}
 
-    rounds = setting.referee.play({"p99": tail})
-    median = statistics.median(medians[p99] for p99 in rounds.values["p99"])
-    return rounds.figures(median_ms=round(median, 3), p99_ms=round(rounds.median("p99"), 3), unit="ms")
+    rounds = setting.referee.play(delays)
+    return rounds.figures(median_ms=round(rounds.median("median"), 3), p99_ms=round(rounds.median("p99"), 3), unit="ms")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The peers: llama-cpp-python's `Llama` one job after another, the same behind Celery, and llama-server."""
+"""The peers: llama-cpp-python's `Llama` behind Celery, and llama-server. `Llama` alone is in `child.py`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 import importlib.util
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,53 +17,38 @@ from typing import Any
 
 import httpx
 
-from bench.limit import Run
 from bench.stage import free_port, process, wait_for
 from bench.work import Work
 
 
-@contextmanager
-def one_by_one(model: Path, threads: int) -> Iterator[Any]:
-    """`llama_cpp.Llama`, loaded."""
-    from llama_cpp import Llama
+@dataclass
+class BehindCelery:
+    """A worker of Celery's solo pool that has the model loaded."""
 
-    llama = Llama(str(model), n_ctx=1024, n_threads=threads, n_threads_batch=threads, verbose=False)
-    try:
-        yield llama
-    finally:
-        llama.close()
+    child: subprocess.Popen[bytes]
+    #: `bench.solo_app`'s.
+    task: Any
 
-
-def run_one_by_one(llama: Any, work: Work) -> Run:
-    """One completion after another."""
-    begun, tokens = time.perf_counter(), 0
-    for prompt in work.prompts:
-        answer = llama.create_completion(list(prompt), max_tokens=work.max_tokens, temperature=0.0)
-        tokens += answer["usage"]["completion_tokens"]
-    return Run(seconds=time.perf_counter() - begun, tokens=tokens)
+    def run(self, work: Work) -> int:
+        """All jobs into the queue, then all results; returns how many tokens came."""
+        waiting = [self.task.delay(list(prompt), work.max_tokens) for prompt in work.prompts]
+        return sum(result.get(timeout=600)["usage"]["completion_tokens"] for result in waiting)
 
 
 @contextmanager
-def behind_celery(url: str, model: Path, threads: int) -> Iterator[Any]:
-    """The task of `bench.solo_app`, with a worker of Celery's solo pool that has the model loaded."""
-    environment = {"BENCH_URL": url, "BENCH_MODEL": str(model), "BENCH_THREADS": str(threads)}
+def behind_celery(url: str, model: Path, ctx: int, threads: int) -> Iterator[BehindCelery]:
+    """`llama_cpp.Llama` behind Celery as it comes, one job after another."""
+    environment = {"BENCH_URL": url, "BENCH_MODEL": str(model), "BENCH_CTX": str(ctx), "BENCH_THREADS": str(threads)}
     command = [sys.executable, "-m", "celery", "-A", "bench.solo_app", "worker", "--pool", "solo", "-l", "warning"]
     from bench.solo_app import app, generate
 
     app.conf.update(broker_url=url, result_backend=url)
     with tempfile.TemporaryDirectory(prefix="bench-solo-") as folder:
-        with process(command, Path(folder) / "log", environment):
-            generate.delay([1, 2, 3], 2).get(timeout=120)
-            yield generate
+        with process(command, Path(folder) / "log", environment) as child:
+            found = BehindCelery(child, generate)
+            found.run(Work([[1, 2, 3]], 2))
+            yield found
         app.close()
-
-
-def run_behind_celery(task: Any, work: Work) -> Run:
-    """All jobs into the queue, then all results."""
-    begun = time.perf_counter()
-    waiting = [task.delay(list(prompt), work.max_tokens) for prompt in work.prompts]
-    tokens = sum(result.get(timeout=600)["usage"]["completion_tokens"] for result in waiting)
-    return Run(seconds=time.perf_counter() - begun, tokens=tokens)
 
 
 def find_llama_server(given: str | None) -> list[str] | None:
@@ -81,15 +66,14 @@ def find_llama_server(given: str | None) -> list[str] | None:
 class LlamaServer:
     """A running llama-server."""
 
+    child: subprocess.Popen[bytes]
     url: str
     slots: int
 
-    def run(self, work: Work, *, in_flight: int = 0) -> Run:
-        """All jobs, so many of them in flight at any time; by default twice as many as there are slots."""
-        begun = time.perf_counter()
+    def run(self, work: Work, *, in_flight: int = 0) -> int:
+        """All jobs, so many of them in flight at any time, by default twice as many as there are slots; the tokens."""
         answers = asyncio.run(self._all(work, in_flight or 2 * self.slots))
-        seconds = time.perf_counter() - begun
-        return Run(seconds=seconds, tokens=sum(answer["tokens_predicted"] for answer in answers))
+        return sum(answer["tokens_predicted"] for answer in answers)
 
     async def _all(self, work: Work, in_flight: int) -> list[dict[str, Any]]:
         gate = asyncio.Semaphore(in_flight)
@@ -118,7 +102,7 @@ def llama_server(command: list[str], model: Path, slots: int, ctx_per_slot: int,
         log = Path(folder) / "log"
         with process([*command, *map(str, options)], log) as child:
             wait_for(lambda: _healthy(url), child, "llama-server", log)
-            yield LlamaServer(url, slots)
+            yield LlamaServer(child, url, slots)
 
 
 def _healthy(url: str) -> bool:

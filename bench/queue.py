@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
-from bench.limit import Run
 from bench.stage import Worker
 from bench.work import Work
 from producer import JobHandle
@@ -23,11 +21,9 @@ def submit(worker: Worker, work: Work, priority: int = 5) -> list[JobHandle]:
     ]
 
 
-def run(worker: Worker, work: Work) -> Run:
-    """From the first submission until the client has every result."""
-    begun = time.perf_counter()
-    tokens = generated(results(submit(worker, work)))
-    return Run(seconds=time.perf_counter() - begun, tokens=tokens)
+def run(worker: Worker, work: Work) -> int:
+    """Submit the work, wait until every result is there; returns how many tokens came."""
+    return generated(results(submit(worker, work)))
 
 
 def results(handles: Sequence[JobHandle]) -> list[Result]:

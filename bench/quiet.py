@@ -65,9 +65,14 @@ class Rounds:
         }
 
 
+def in_turn(sides: Mapping[str, Callable[[], float]]) -> Callable[[], dict[str, float]]:
+    """A round of all sides, one after another."""
+    return lambda: {name: measure() for name, measure in sides.items()}
+
+
 @dataclass(frozen=True)
 class Referee:
-    """Runs rounds, all sides in turn: A B A B."""
+    """Runs rounds of which each gives all figures."""
 
     rounds: int
     #: How long it waits for a quiet moment before a round.
@@ -76,13 +81,13 @@ class Referee:
     tries: int
     say: Callable[[str], None] = print
 
-    def play(self, sides: Mapping[str, Callable[[], float]]) -> Rounds:
+    def play(self, measure: Callable[[], dict[str, float]]) -> Rounds:
         """Run rounds until enough were quiet; with too few of them, take the quietest."""
         played: list[tuple[float, dict[str, float]]] = []
         for _ in range(self.tries):
             _wait_for_quiet(self.patience_seconds)
             neighbours = Neighbours()
-            values = {name: measure() for name, measure in sides.items()}
+            values = measure()
             played.append((neighbours.cores(), values))
             self.say("   ".join(f"{name} {value:.4g}" for name, value in values.items()) + _remark(played[-1][0]))
             if sum(cores <= LIMIT_CORES for cores, _ in played) == self.rounds:
@@ -93,7 +98,7 @@ class Referee:
         discarded = len(played) - len(kept)
         self.say(f"{len(kept)} round(s), {discarded} discarded{', DISTURBED' if disturbed else ''}")
         return Rounds(
-            values={name: [values[name] for _, values in kept] for name in sides},
+            values={name: [values[name] for _, values in kept] for name in kept[0][1]},
             discarded=discarded,
             disturbed=disturbed,
             neighbours=[cores for cores, _ in kept],

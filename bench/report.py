@@ -78,12 +78,11 @@ def _tables(results: dict[str, Any]) -> Iterator[str]:
     if throughput:
         yield from ("## Tokens per second, prompts included", "")
         sides = list(next(iter(throughput.values()))["medians"])
-        yield f"| at a time | {' | '.join(sides)} | bare loop, decode steps alone | rounds, discarded |"
-        yield f"| --- |{' --- |' * (len(sides) + 2)}"
+        yield f"| at a time | {' | '.join(sides)} | rounds, discarded |"
+        yield f"| --- |{' --- |' * (len(sides) + 1)}"
         for slots, figures in throughput.items():
             values = " | ".join(f"{figures['medians'][side]:.0f}" for side in sides)
-            decode = figures["limit_decode_only"]
-            yield f"| {slots} | {values} | {decode:.0f} | {figures['rounds']}, {figures['discarded']} |"
+            yield f"| {slots} | {values} | {figures['rounds']}, {figures['discarded']} |"
         yield ""
         if "one_by_one" in results["throughput"]:
             yield from _medians("One job after another", results["throughput"]["one_by_one"], "tokens/s")

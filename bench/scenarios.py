@@ -6,19 +6,19 @@ Distinct prompts are in `throughput.py`.
 from __future__ import annotations
 
 import itertools
-import signal
-import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 from bench import peers, queue
 from bench.latency import subscriber
 from bench.limit import BareLoop
+from bench.quiet import in_turn
+from bench.race import Side, race, rates, standing_still
 from bench.setting import Setting
 from bench.stage import Worker, server, worker
-from bench.work import Work, distinct, in_turn, mixed, shared_prefix, text_tokens
+from bench.work import Work, distinct, mixed, shared_prefix, text_tokens
+from producer import JobHandle
 
 
 def measure(setting: Setting) -> dict[str, Any]:
@@ -34,65 +34,90 @@ def measure(setting: Setting) -> dict[str, Any]:
 def shared(setting: Setting) -> dict[str, Any]:
     """Seconds for 32 jobs of 32 tokens over one prefix of 460 that no cache knows, all at once."""
     slots, prefix, tokens = setting.size(32, 4), setting.size(460, 140), setting.size(32, 4)
-    seeds = itertools.count()
-    #: For each of our sides, by the seconds that a round took: until the last job had its first token.
-    firsts: dict[str, dict[float, float]] = {"sharing": {}, "not sharing": {}}
-
-    def fresh() -> Work:
-        return shared_prefix(setting.model, slots, prefix, tokens, next(seeds))
-
-    def run(side: str, worker: Worker) -> float:
-        begun = time.perf_counter()
-        timings = [result.timings for result in queue.results(queue.submit(worker, fresh()))]
-        seconds = time.perf_counter() - begun
-        firsts[side][seconds] = max((each.queued_s or 0.0) + (each.first_token_s or 0.0) for each in timings)
-        return seconds
-
-    print(f"\nshared prefix: {fresh()}")
+    works = (shared_prefix(setting.model, slots, prefix, tokens, seed) for seed in itertools.count())
     with ExitStack() as stack:
-        ours = stack.enter_context(worker(stack.enter_context(server()), setting.path, slots, threads=setting.threads))
-        alone = stack.enter_context(
-            worker(stack.enter_context(server()), setting.path, slots, threads=setting.threads, share_prefixes=False)
+        ours, alone = (
+            stack.enter_context(
+                worker(
+                    stack.enter_context(server()),
+                    setting.path,
+                    slots,
+                    threads=setting.threads,
+                    share_prefixes=share_prefixes,
+                )
+            )
+            for share_prefixes in (True, False)
         )
-        sides: dict[str, Callable[[], float]] = {
-            "sharing": lambda: run("sharing", ours),
-            "not sharing": lambda: run("not sharing", alone),
-        }
+        rival = None
         if setting.llama_server:
             rival = stack.enter_context(
                 peers.llama_server(setting.llama_server, setting.path, slots, 1024, setting.threads)
             )
-            sides["llama-server"] = lambda: rival.run(fresh(), in_flight=slots).seconds
-        rounds = setting.referee.play(sides)
-    figures = rounds.figures(work=str(fresh()), unit="s")
-    for side in rounds.values.keys() - {"sharing"}:
+
+        def measure() -> dict[str, float]:
+            work = next(works)
+            handles: dict[str, list[JobHandle]] = {}
+
+            def run(name: str, worker: Worker) -> float:
+                handles[name] = queue.submit(worker, work)
+                return queue.generated(queue.results(handles[name]))
+
+            sides = {
+                "sharing": Side(lambda: run("sharing", ours), ours.child),
+                "not sharing": Side(lambda: run("not sharing", alone), alone.child),
+            }
+            if rival:
+                sides["llama-server"] = Side(lambda: rival.run(work, in_flight=slots), rival.child)
+            with standing_still(side.process for side in sides.values()):
+                laps = race(sides)
+            return {name: lap.seconds for name, lap in laps.items()} | {
+                f"last first token, {name}": laps[name].seconds_until(max(map(_first_token_at, jobs)))
+                for name, jobs in handles.items()
+            }
+
+        print(f"\nshared prefix: {(first := next(works))}")
+        rounds = setting.referee.play(measure)
+    figures = rounds.figures(work=str(first), unit="s")
+    for side in ("not sharing", "llama-server") if rival else ("not sharing",):
         figures[f"{side}/sharing"] = round(rounds.ratio(side, "sharing"), 2)
-    kept = {side: [firsts[side][seconds] for seconds in rounds.values[side]] for side in firsts}
-    figures["seconds to the last first token"] = {side: round(statistics.median(kept[side]), 2) for side in kept}
-    gains = [alone / shared for alone, shared in zip(kept["not sharing"], kept["sharing"], strict=True)]
-    figures["last first token, not sharing/sharing"] = round(statistics.median(gains), 2)
+    figures["last first token, not sharing/sharing"] = round(
+        rounds.ratio("last first token, not sharing", "last first token, sharing"), 2
+    )
     return figures
+
+
+def _first_token_at(job: JobHandle) -> float:
+    """When the job had its first token (Unix seconds)."""
+    created, timings = job.status().created_unix_seconds, job.result().timings
+    assert created is not None
+    assert timings.queued_s is not None
+    assert timings.first_token_s is not None
+    return created + timings.queued_s + timings.first_token_s
 
 
 def lengths(setting: Setting) -> dict[str, Any]:
     """Tokens per second of chats of different lengths that end by themselves, far below their `max_tokens`."""
     slots = setting.size(32, 4)
-
-    def make(seed: int) -> Work:
-        return mixed(setting.model, 2 * slots, setting.size(512, 16), seed)
-
-    print(f"\nmixed lengths: {make(0)}")
+    works = (mixed(setting.model, 2 * slots, setting.size(512, 16), seed) for seed in itertools.count())
     with ExitStack() as stack:
         ours = stack.enter_context(worker(stack.enter_context(server()), setting.path, slots, threads=setting.threads))
-        sides = {"queue": in_turn(make, lambda work: queue.run(ours, work).tokens_per_second)}
+        rival = None
         if setting.llama_server:
             rival = stack.enter_context(
                 peers.llama_server(setting.llama_server, setting.path, slots, 1024, setting.threads)
             )
-            sides["llama-server"] = in_turn(make, lambda work: rival.run(work).tokens_per_second)
-        rounds = setting.referee.play(sides)
-    figures = rounds.figures(work=str(make(0)), unit="tokens/s")
-    if setting.llama_server:
+
+        def measure() -> dict[str, float]:
+            work = next(works)
+            sides = {"queue": Side(lambda: queue.run(ours, work), ours.child)}
+            if rival:
+                sides["llama-server"] = Side(lambda: rival.run(work), rival.child)
+            return rates(sides)
+
+        print(f"\nmixed lengths: {(first := next(works))}")
+        rounds = setting.referee.play(measure)
+    figures = rounds.figures(work=str(first), unit="tokens/s")
+    if rival:
         figures["queue/llama-server"] = round(rounds.ratio("queue", "llama-server"), 3)
     return figures
 
@@ -118,7 +143,7 @@ def burst(setting: Setting) -> dict[str, Any]:
             chunk = loop.run(Work([text_tokens(setting.model, 64, next(seeds))], 1))
             return (run.decode_seconds / 31 + chunk.seconds) * 1000
 
-        rounds = setting.referee.play({"longest gap": gap, "decode and one chunk": step})
+        rounds = setting.referee.play(in_turn({"longest gap": gap, "decode and one chunk": step}))
     return rounds.figures(unit="ms", **{"gap/step": round(rounds.ratio("longest gap", "decode and one chunk"), 2)})
 
 
@@ -145,28 +170,44 @@ def _longest_gap(setting: Setting, ours: Worker, jobs: int, long_tokens: int, se
 def backlog(setting: Setting) -> dict[str, Any]:
     """What 10,000 waiting jobs cost: to submit them, to keep them, and while others are decoded.
 
-    Two servers and workers, one with the jobs, one with just enough to be busy all the time; whichever is not measured
-    stands still.
+    Two servers and workers, one with the jobs, one with just enough to be busy all the time.
     """
-    count, few, slots = setting.size(10_000, 200), setting.size(800, 100), setting.size(32, 4)
+    count, few, slots = setting.size(10_000, 200), setting.size(1_000, 100), setting.size(32, 4)
     print(f"\nbacklog: {count} queued jobs, or {few}")
-    options = {"threads": setting.threads, "lease_seconds": 100_000, "stall_seconds": 100_000, "drain_seconds": 0}
+    options: dict[str, Any] = {
+        "threads": setting.threads,
+        "lease_seconds": 100_000,
+        "stall_seconds": 100_000,
+        "drain_seconds": 0,
+    }
     with ExitStack() as stack:
-        busy, ours = (
-            stack.enter_context(worker(stack.enter_context(server()), setting.path, slots, observed=True, **options))
-            for _ in range(2)
+        ours, busy = (
+            stack.enter_context(worker(stack.enter_context(server()), setting.path, slots, **options)) for _ in range(2)
         )
         queue.run(ours, distinct(setting.model, slots, 64, 16, seed=1))
         before, resident = _redis_bytes(ours), ours.resident_bytes()
-        for each in (ours, busy):
-            stack.enter_context(_standing_still(each))
-        seconds = _submit(setting, ours, count)
-        kept = (_redis_bytes(ours) - before) / count
-        _submit(setting, busy, few)
-        rounds = setting.referee.play(
-            {"many": lambda: _token_ms(setting, ours), "few": lambda: _token_ms(setting, busy)}
-        )
-        grown = ours.resident_bytes() - resident
+        with standing_still([ours.child, busy.child]):
+            begun = time.perf_counter()
+            queued = {"many": _submit(setting, ours, count)}
+            seconds = time.perf_counter() - begun
+            kept = (_redis_bytes(ours) - before) / count
+            queued["few"] = _submit(setting, busy, few)
+
+            def finish_next(jobs: list[JobHandle]) -> float:
+                following = [jobs.pop(0) for _ in range(2 * slots)]
+                return queue.generated(queue.results(following))
+
+            sides = {
+                "many": Side(lambda: finish_next(queued["many"]), ours.child),
+                "few": Side(lambda: finish_next(queued["few"]), busy.child),
+            }
+
+            def measure() -> dict[str, float]:
+                return {name: 1000 * lap.seconds / lap.work for name, lap in race(sides).items()}
+
+            measure()  # until all slots are busy
+            rounds = setting.referee.play(measure)
+            grown = ours.resident_bytes() - resident
     return rounds.figures(
         unit="ms a token",
         jobs=count,
@@ -177,34 +218,13 @@ def backlog(setting: Setting) -> dict[str, Any]:
     )
 
 
-@contextmanager
-def _standing_still(ours: Worker) -> Iterator[None]:
-    """The worker is stopped; it goes on at the end, so that it can end."""
-    ours.child.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        ours.child.send_signal(signal.SIGCONT)
-
-
-def _submit(setting: Setting, ours: Worker, count: int) -> float:
-    """Seconds to submit so many jobs, one after another."""
+def _submit(setting: Setting, ours: Worker, count: int) -> list[JobHandle]:
+    """So many jobs, one after another."""
     work = distinct(setting.model, 200, 64, setting.size(64, 32), seed=9)
-    begun = time.perf_counter()
-    for number in range(count):
+    return [
         ours.client.submit(prompt=work.prompts[number % 200], max_tokens=work.max_tokens, temperature=0.0)
-    return time.perf_counter() - begun
-
-
-def _token_ms(setting: Setting, ours: Worker) -> float:
-    """Milliseconds a generated token, with all slots busy; long enough for jobs to end and others to begin."""
-    ours.child.send_signal(signal.SIGCONT)
-    time.sleep(setting.size(8, 1))
-    before = ours.snapshot()
-    time.sleep(setting.size(30, 1))
-    after = ours.snapshot()
-    ours.child.send_signal(signal.SIGSTOP)
-    return float((after["at_ns"] - before["at_ns"]) / (after["generated_tokens"] - before["generated_tokens"]) / 1e6)
+        for number in range(count)
+    ]
 
 
 def _redis_bytes(ours: Worker) -> int:

@@ -19,8 +19,8 @@ app.conf.update(worker_prefetch_multiplier=1, broker_connection_retry_on_startup
 def _model() -> Any:
     from llama_cpp import Llama
 
-    threads = int(os.environ["BENCH_THREADS"])
-    return Llama(os.environ["BENCH_MODEL"], n_ctx=1024, n_threads=threads, n_threads_batch=threads, verbose=False)
+    ctx, threads = int(os.environ["BENCH_CTX"]), int(os.environ["BENCH_THREADS"])
+    return Llama(os.environ["BENCH_MODEL"], n_ctx=ctx, n_threads=threads, n_threads_batch=threads, verbose=False)
 
 
 @app.task  # type: ignore[untyped-decorator]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.limit import BareLoop
+from bench.quiet import in_turn
 from bench.setting import Setting
 from bench.stage import process
 from bench.work import distinct
@@ -50,7 +51,7 @@ def _values(setting: Setting, busy: float) -> dict[str, Any]:
             )
             neighbour += f" time.sleep({(1 - busy) / 50})"
             stack.enter_context(process([sys.executable, "-c", neighbour], log))
-        rounds = setting.referee.play(sides)
+        rounds = setting.referee.play(in_turn(sides))
     return rounds.figures(
         unit="tokens/s", **{f"{name}/default": round(rounds.ratio(name, "default"), 3) for name in sides}
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+import itertools
 from typing import Any
 
 from bench import queue
@@ -18,24 +18,21 @@ def measure(setting: Setting) -> dict[str, Any]:
     """Medians over rounds, with all slots busy."""
     slots, tokens = setting.size(32, 4), setting.size(64, 16)
     print(f"\nprofile of a step, {slots} jobs")
-    profiles: dict[float, dict[str, Any]] = {}
+    seeds = itertools.count(900)
     with server() as url, worker(url, setting.path, slots, threads=setting.threads, observed=True) as ours:
 
-        def step() -> float:
-            work = distinct(setting.model, 2 * slots, 64, tokens, seed=900 + len(profiles))
-            profile = _profile(ours, lambda: queue.run(ours, work))
-            profiles[profile["step_ms"]] = profile
-            return float(profile["step_ms"])
+        def measure() -> dict[str, float]:
+            work = distinct(setting.model, 2 * slots, 64, tokens, seed=next(seeds))
+            return _profile(ours, lambda: queue.run(ours, work))
 
-        rounds = setting.referee.play({"step": step})
-    kept = [profiles[value] for value in rounds.values["step"]]
-    figures = {name: round(statistics.median(profile[name] for profile in kept), 3) for name in kept[0]}
+        rounds = setting.referee.play(measure)
+    figures = {name: round(rounds.median(name), 3) for name in rounds.values}
     for name, value in figures.items():
         print(f"  {name:32} {value}")
     return rounds.figures(unit="ms", **figures)
 
 
-def _profile(ours: Worker, run: Any) -> dict[str, Any]:
+def _profile(ours: Worker, run: Any) -> dict[str, float]:
     before = ours.snapshot()
     run()
     after = ours.snapshot()
@@ -45,7 +42,7 @@ def _profile(ours: Worker, run: Any) -> dict[str, Any]:
 
     steps = grown("counts", "step")
     step = grown("wall_ns", "step")
-    found: dict[str, Any] = {"step_ms": step / steps / 1e6, "steps": steps}
+    found: dict[str, float] = {"step_ms": step / steps / 1e6, "steps": steps}
     for part in _PARTS:
         found[f"{part} %"] = grown("wall_ns", part) / step * 100
     found["rest %"] = 100 - sum(found[f"{part} %"] for part in _PARTS)

@@ -12,6 +12,7 @@ from typing import Any
 import llama_cpp.llama_cpp as lib
 
 from bench.limit import BareLoop
+from bench.quiet import in_turn
 from bench.setting import Setting
 from bench.work import distinct
 from worker.engine.model import LlamaModel
@@ -46,7 +47,7 @@ def _type(setting: Setting, name: str, path: Path) -> dict[str, Any]:
             loop = stack.enter_context(BareLoop(model, slots, ctx_per_slot=256, threads=setting.threads))
             work = distinct(model, slots, 16, tokens)
             sides[str(slots)] = lambda loop=loop, work=work: loop.run(work).decoded_per_second
-        rounds = setting.referee.play(sides)
+        rounds = setting.referee.play(in_turn(sides))
     return rounds.figures(unit="tokens/s", gain=round(rounds.ratio(str(_SLOTS[-1]), "1"), 2))
 
 

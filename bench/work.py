@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from worker.engine.model import LlamaModel
@@ -82,12 +81,6 @@ class Work:
     def __str__(self) -> str:
         lengths = sorted(len(prompt) for prompt in self.prompts)
         return f"{len(lengths)} jobs, prompts of {lengths[0]} to {lengths[-1]} tokens, up to {self.max_tokens} out"
-
-
-def in_turn(make: Callable[[int], Work], measure: Callable[[Work], float]) -> Callable[[], float]:
-    """A side of a series of rounds: new work in every round, and the same work for every side."""
-    seeds = itertools.count()
-    return lambda: measure(make(next(seeds)))
 
 
 def text_tokens(model: LlamaModel, tokens: int, seed: int) -> Prompt:
