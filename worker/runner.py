@@ -19,6 +19,7 @@ from worker.engine.outputs import EndReason, Output
 from worker.engine.plan import Call, CallResult, Engine, Plan
 from worker.engine.sequence import Attempt
 from worker.threads import Crash, vital_thread
+from worker.time_slice import lengthen_slice
 
 #: How often a paused engine looks whether the outbox has room again.
 _PAUSE_SECONDS = 0.05
@@ -136,6 +137,7 @@ class Runner:
             self._thread.join()
 
     def _run(self) -> None:
+        lengthen_slice()
         while self._take_commands():
             self.progress_at = time.monotonic()
             self._scheduler.tidy()
