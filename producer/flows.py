@@ -149,14 +149,13 @@ def wait(names: Names, job_id: str, waiting: Waiting) -> Flow[Result]:
     result: Result | None = yield queries.outcome(names, job_id)
     while result is None:
         try:
-            yield Subscribe(names.events(job_id))
+            yield Subscribe(names.ended(job_id))
             result = yield queries.outcome(names, job_id)
             waiting.reached()
-            while result is None:
-                event = _read((yield waiting.listen()), job_id)
+            if result is None:
+                yield waiting.listen()  # whatever was heard, or nothing: the ledger is what counts
+                result = yield queries.outcome(names, job_id)
                 waiting.reached()
-                if event is None or event.terminal:
-                    break
         except CONNECTION_ERRORS as error:
             waiting.lost(error)
     if result.status == "failed":

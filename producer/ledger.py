@@ -27,6 +27,15 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskState:
+    """What Celery's result backend keeps for a state of a task."""
+
+    key: str
+    value: str
+    ttl_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """What became of an attempt to take up a job."""
 
@@ -111,17 +120,19 @@ class Ledger:
             lambda reply: Submission(reply[0].decode(), reply[1].decode()),
         )
 
-    def claim(self, job_id: str, owner: str, body: bytes | str, priority: int) -> Operation[Claim]:
+    def claim(
+        self, job_id: str, owner: str, body: bytes | str, priority: int, started: TaskState | None = None
+    ) -> Operation[Claim]:
         """Take up a job; a job that the ledger does not know is entered with this body and priority.
 
-        Every operation made here is one claim, however often it is executed.
+        Every operation made here is one claim, however often it is executed. `started` is stored if the job is ours.
         """
-        return Operation(
-            Script.load("claim"),
-            [self.names.job(job_id), self.names.open, self.names.expiring],
-            [job_id, owner, self.names.lease_prefix, body, priority, self.lease_seconds, uuid4().hex],
-            _parse_claim,
-        )
+        keys = [self.names.job(job_id), self.names.open, self.names.expiring]
+        arguments = [job_id, owner, self.names.lease_prefix, body, priority, self.lease_seconds, uuid4().hex]
+        if started is not None:
+            keys.append(started.key)
+            arguments += [started.value, started.ttl_seconds]
+        return Operation(Script.load("claim"), keys, arguments, _parse_claim)
 
     def emit(self, emissions: Sequence[Emission]) -> Operation[list[EmitAnswer]]:
         """Write and publish the events of many jobs in one call; answers in the emissions' order."""
@@ -136,10 +147,9 @@ class Ledger:
 
     def finish(self, job_id: str, attempt: int, seq: int, event: str, result: Result) -> Operation[FinishAnswer]:
         """End a job: terminal event, result and status together."""
-        names = self.names
         return Operation(
             Script.load("finish"),
-            [names.job(job_id), names.events(job_id), names.failed],
+            self._ending(job_id),
             [
                 job_id,
                 attempt,
@@ -183,10 +193,14 @@ class Ledger:
         names = self.names
         return Operation(
             Script.load("close"),
-            [names.job(job_id), names.events(job_id), names.open, names.expiring, names.failed],
+            [*self._ending(job_id), names.open, names.expiring],
             [job_id, why, names.lease_prefix, self.result_ttl_seconds, self.events_ttl_seconds, self.lease_seconds],
             lambda reply: reply.decode(),
         )
+
+    def _ending(self, job_id: str) -> list[str]:
+        names = self.names
+        return [names.job(job_id), names.events(job_id), names.failed, names.ended(job_id)]
 
     def vouch(
         self, owner: str, now_unix_seconds: float, job_ids: Collection[str], delivery_tags: Collection[str]

@@ -40,6 +40,10 @@ class Names:
         """Stream and pub/sub channel: the job's events."""
         return f"{self.namespace}:{{{check_job_id(job_id)}}}:events"
 
+    def ended(self, job_id: str) -> str:
+        """Pub/sub channel: the job's terminal event alone, for who waits for nothing else."""
+        return f"{self.namespace}:{{{check_job_id(job_id)}}}:ended"
+
     @property
     def open(self) -> str:
         """Sorted set: jobs that need a worker, scored by when somebody last vouched for them (Unix seconds).

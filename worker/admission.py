@@ -21,7 +21,7 @@ from pydantic_core import from_json
 
 from producer.errors import CeleryLlamaError, InvalidJob, JobTooLarge
 from producer.kinds import Job, parse_job
-from producer.ledger import Claim
+from producer.ledger import Claim, TaskState
 from producer.names import check_job_id
 from producer.replay import Delivered, DeliveredChoice, delivered, read_events
 from producer.results import JobError, Result
@@ -89,17 +89,17 @@ class Admission:
         preparer: Preparer,
         runner: Runner,
         publisher: Publisher,
-        mark_started: Callable[[Delivery], None],
+        started: Callable[[str], TaskState],
         identity: Identity,
     ) -> None:
-        """`mark_started` stores Celery's state STARTED."""
+        """`started` is what Celery is to say of a job that has been claimed."""
         self._connection = connection
         self._settings = settings
         self._ledger = settings.ledger
         self._preparer = preparer
         self._runner = runner
         self._publisher = publisher
-        self._mark_started = mark_started
+        self._started = started
         self._identity = identity
         self._stopping = threading.Event()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="admit")
@@ -150,7 +150,7 @@ class Admission:
             pool.ended(delivery, Outcome("ended", refused))
             return
         body, priority = delivery.wire_job
-        claim = self._insist(self._ledger.claim(job_id, self._identity.owner, body, priority))
+        claim = self._insist(self._ledger.claim(job_id, self._identity.owner, body, priority, self._started(job_id)))
         if claim is None:
             pool.ended(delivery, HANDED_BACK)
         elif claim.outcome == "busy":
@@ -186,7 +186,6 @@ class Admission:
         pool.accepted(delivery)
         end = partial(self._publisher.close, job_id, claim.attempt)
         try:
-            self._mark_started(delivery)
             so_far = self._resume_point(job_id, claim)
             transcript.resume(so_far)
             if claim.cancel_requested or delivery.revoked:

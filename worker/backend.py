@@ -14,6 +14,9 @@ from celery.app.backends import BACKEND_ALIASES
 from celery.backends.redis import RedisBackend
 from celery.states import STARTED
 from celery.worker import state
+from kombu.utils.encoding import bytes_to_str
+
+from producer.ledger import TaskState
 
 
 class PatientBackend(RedisBackend):  # type: ignore[misc]
@@ -23,9 +26,11 @@ class PatientBackend(RedisBackend):  # type: ignore[misc]
         """Called by Celery after a failure, on whatever thread stores."""
         return not _stopping() and bool(super().exception_safe_to_retry(exc))
 
-    def store_started(self, task_id: str, meta: dict[str, Any]) -> None:
-        """Store STARTED, now or never: later, it would be written over how the job has ended elsewhere."""
-        self._store_result(task_id, self.encode_result(meta, STARTED), STARTED)
+    def started(self, task_id: str, meta: dict[str, Any]) -> TaskState:
+        """What `store_result` would store for STARTED; the claim does it, in the same call."""
+        result = self.encode_result(meta, STARTED)
+        value = self.encode({**self._get_result_meta(result, STARTED, None, None), "task_id": task_id})
+        return TaskState(bytes_to_str(self.get_key_for_task(task_id)), bytes_to_str(value), int(self.expires))
 
 
 def install(app: Celery) -> None:

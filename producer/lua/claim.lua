@@ -1,7 +1,8 @@
 -- Take up a job: whoever holds the highest attempt number owns the job, and the stream refuses everybody else.
--- KEYS: job, open, expiring
+-- KEYS: job, open, expiring, Celery's result (only with the last two arguments)
 -- ARGV: job id, owner, prefix of lease keys, body and priority as they came with the message, lease in seconds,
--- this claim's own id: a call that is repeated because its answer was lost is one claim
+-- this claim's own id: a call that is repeated because its answer was lost is one claim; what Celery's backend stores and
+-- publishes for a task that has started, and its TTL in seconds: here, since later it could replace how the task has ended
 -- Returns {outcome, attempt, attempts that were handed back, cancel requested, created, body, status, result,
 -- seconds}. 'claimed'; 'ended' (somebody finished it; with the result if Celery has not been told); 'busy' (a live worker
 -- has it, for so many seconds if it says nothing more); 'expired' (it had to begin earlier: `expire` it). Times are Unix
@@ -42,4 +43,8 @@ redis.call('HSET', KEYS[1], 'status', 'running', 'owner', ARGV[2], 'claim', ARGV
 redis.call('HSETNX', KEYS[1], 'started', now)
 redis.call('ZADD', KEYS[2], now, ARGV[1])
 redis.call('ZREM', KEYS[3], ARGV[1])
+if KEYS[4] then
+  redis.call('SET', KEYS[4], ARGV[8], 'EX', ARGV[9])
+  redis.call('PUBLISH', KEYS[4], ARGV[8])
+end
 return {'claimed', attempt, tonumber(job[3] or '0'), job[4] and 1 or 0, job[5], job[6], status, '', '0'}

@@ -1,6 +1,6 @@
 -- End a job that nobody is running, or ask the worker that runs it to cancel it. A job ended here stays in `open`, and its
 -- entry has no TTL, until a worker has met its message and told Celery (told.lua): the message may be lost, or come late.
--- KEYS: job, events, open, expiring, failed
+-- KEYS: job, events, failed, channel of ends, open, expiring
 -- ARGV: job id, 'cancel' or 'expire', prefix of lease keys, result TTL, events TTL, lease (seconds)
 -- Returns 'closed' (ended here and now), 'requested' (a live worker will end it), 'ended' (it had ended before),
 -- 'begun' (too late to expire), 'unknown'.
@@ -8,17 +8,17 @@ local job = redis.call('HMGET', KEYS[1], 'status', 'owner', 'attempt', 'released
 local status = job[1]
 if not status then return 'unknown' end
 if status ~= 'queued' and status ~= 'running' then
-  redis.call('ZREM', KEYS[4], ARGV[1])
+  redis.call('ZREM', KEYS[6], ARGV[1])
   return 'ended'
 end
 local expire = ARGV[2] == 'expire'
 if expire then
-  redis.call('ZREM', KEYS[4], ARGV[1])
+  redis.call('ZREM', KEYS[6], ARGV[1])
   if status ~= 'queued' or tonumber(job[3]) > 0 then return 'begun' end
 else
   redis.call('HSET', KEYS[1], 'cancel', 1)
   if status == 'running' and redis.call('EXISTS', ARGV[3] .. job[2]) == 1 then
-    local vouched = redis.call('ZSCORE', KEYS[3], ARGV[1]) or 0 -- for this very job, as in claim.lua
+    local vouched = redis.call('ZSCORE', KEYS[5], ARGV[1]) or 0 -- for this very job, as in claim.lua
     local time = redis.call('TIME')
     if vouched + ARGV[6] > time[1] + time[2] / 1e6 then return 'requested' end
   end
@@ -63,13 +63,13 @@ local encoded = cjson.encode(event)
 redis.call('XADD', KEYS[2], attempt .. '-' .. (seq + 1), 'e', encoded)
 redis.call('HSET', KEYS[1], 'status', ending, 'result', cjson.encode(result))
 redis.call('HDEL', KEYS[1], 'owner', 'cancel')
-redis.call('ZREM', KEYS[4], ARGV[1])
+redis.call('ZREM', KEYS[6], ARGV[1])
 if expire then
   redis.call('HSET', KEYS[1], 'error', cjson.encode(event.error))
   local now = tonumber(redis.call('TIME')[1])
-  redis.call('ZREMRANGEBYSCORE', KEYS[5], '-inf', now - ARGV[4])
-  redis.call('ZADD', KEYS[5], now, ARGV[1])
-  redis.call('EXPIRE', KEYS[5], ARGV[4])
+  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now - ARGV[4])
+  redis.call('ZADD', KEYS[3], now, ARGV[1])
+  redis.call('EXPIRE', KEYS[3], ARGV[4])
   if job[5] then redis.call('DEL', job[5]) end
 else
   redis.call('HDEL', KEYS[1], 'body')
@@ -77,4 +77,5 @@ else
 end
 redis.call('EXPIRE', KEYS[2], ARGV[5])
 redis.call('PUBLISH', KEYS[2], encoded)
+redis.call('PUBLISH', KEYS[4], encoded)
 return 'closed'

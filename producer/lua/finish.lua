@@ -1,5 +1,5 @@
 -- End a job: the terminal event, the result and the status in one step. It stays in `open` until Celery has been told.
--- KEYS: job, events, failed
+-- KEYS: job, events, failed, channel of ends
 -- ARGV: job id, attempt, status, seq, terminal event, result, result TTL, events TTL (seconds)
 -- Returns 'finished', 'repeated' (this attempt finished it before), 'fenced' (not ours any more).
 local job = redis.call('HMGET', KEYS[1], 'status', 'attempt', 'idempotency')
@@ -26,4 +26,5 @@ end
 redis.call('EXPIRE', KEYS[1], ARGV[7])
 redis.call('EXPIRE', KEYS[2], ARGV[8])
 redis.call('PUBLISH', KEYS[2], ARGV[5])
+redis.call('PUBLISH', KEYS[4], ARGV[5])
 return 'finished'

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import redis
 
+from producer.ledger import TaskState
 from tests.integration.hand import Hand
 from tests.waiting import wait_until
 from worker.admission import Admission, Identity
@@ -54,9 +55,15 @@ def around() -> Around:
 def admission(hand: Hand, around: Around) -> Iterator[Admission]:
     settings = WorkerSettings(namespace=hand.ledger.names.namespace)
     fake = cast(Any, around)
-    admission = Admission(hand.connection, settings, fake, fake, fake, lambda _: None, Identity("me", "model"))
+    state = TaskState(task_key(hand), "STARTED", 100)
+    admission = Admission(hand.connection, settings, fake, fake, fake, lambda _: state, Identity("me", "model"))
     yield admission
     admission.stop()
+
+
+def task_key(hand: Hand) -> str:
+    """Where Celery is to find the job's state."""
+    return f"{hand.ledger.names.namespace}:task"
 
 
 def message() -> Delivery:
@@ -71,6 +78,27 @@ def test_a_job_that_a_live_worker_has_is_left_to_it(admission: Admission, around
     admission.admit(message(), around)
 
     assert wait_until(lambda: around.outcomes, "the delivery ends") == [DROPPED]
+
+
+def test_celery_is_told_that_a_job_has_started_with_its_claim(
+    admission: Admission, around: Around, hand: Hand, connection: redis.Redis
+) -> None:
+    admission.admit(message(), around)
+
+    wait_until(lambda: around.claimed, "the job is claimed")
+    assert connection.get(task_key(hand)) == b"STARTED"
+    assert 0 < connection.ttl(task_key(hand)) <= 100
+
+
+def test_celery_is_not_told_that_somebody_elses_job_has_started(
+    admission: Admission, around: Around, hand: Hand, connection: redis.Redis
+) -> None:
+    hand.claim("j", "other")
+
+    admission.admit(message(), around)
+
+    wait_until(lambda: around.outcomes, "the delivery ends")
+    assert not connection.exists(task_key(hand))
 
 
 def test_a_job_whose_worker_is_late_is_kept_until_that_worker_is_dead(

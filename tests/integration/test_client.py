@@ -313,9 +313,28 @@ def test_a_result_that_is_waited_for_arrives(client: Client, hand: Hand, names: 
         hand.say(job.id, "a")
         hand.finish(job.id, "a", seq=2)
 
-    thread = when_subscribed(hand.connection, names.events(job.id), work)
+    thread = when_subscribed(hand.connection, names.ended(job.id), work)
 
     assert job.result(timeout=60).text == "a"
+    thread.join()
+
+
+@pytest.mark.parametrize("worker", [True, False], ids=["by its worker", "before one had it"])
+def test_a_job_that_is_cancelled_while_somebody_waits_ends_the_waiting(
+    client: Client, hand: Hand, names: Names, worker: bool
+) -> None:
+    job = client.submit(prompt="x")
+
+    def end() -> None:
+        if worker:
+            hand.claim(job.id)
+            hand.finish(job.id, seq=1, status="cancelled")
+        else:
+            job.cancel()
+
+    thread = when_subscribed(hand.connection, names.ended(job.id), end)
+
+    assert job.result(timeout=10).status == "cancelled"
     thread.join()
 
 

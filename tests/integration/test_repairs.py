@@ -107,11 +107,11 @@ def test_a_worker_that_stops_does_not_wait_for_redis(
         app.backend.store_result("j", {"text": "x"}, "SUCCESS")
 
 
-@pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # Celery's call
-def test_that_a_job_has_started_is_stored_now_or_never(server: Server, app: Celery) -> None:
-    app.backend.store_started("j", {"pid": 1})
-    assert app.AsyncResult("j").state == "STARTED"
+def test_a_claim_stores_that_the_task_has_started_as_celery_would(server: Server, app: Celery) -> None:
+    state = app.backend.started("j", {"pid": 1, "hostname": "here"})
+    with server.connection() as connection:
+        connection.set(state.key, state.value, ex=state.ttl_seconds)
 
-    server.stop()
-    with pytest.raises(redis.ConnectionError):
-        app.backend.store_started("j", {"pid": 2})
+    result = app.AsyncResult("j")
+    assert (result.state, result.info) == ("STARTED", {"pid": 1, "hostname": "here"})
+    assert state.ttl_seconds == app.conf.result_expires

@@ -180,10 +180,26 @@ def test_the_result_of_a_job_that_has_ended_needs_no_subscription() -> None:
     assert result is RESULT
 
 
-def test_the_result_of_a_running_job_is_read_when_its_terminal_event_arrives() -> None:
-    taken, result = play(flows.wait(NAMES, "j", Waiting("j", None)), [None, None, None, token(1), end(2), None, RESULT])
+def test_the_result_of_a_running_job_is_read_when_its_end_is_announced() -> None:
+    taken, result = play(flows.wait(NAMES, "j", Waiting("j", None)), [None, None, None, end(2), RESULT])
 
-    assert kinds(taken) == [Query, Subscribe, Query, Listen, Listen, Subscribe, Query]
+    assert kinds(taken) == [Query, Subscribe, Query, Listen, Query]
+    assert result is RESULT
+
+
+def test_who_waits_for_the_result_hears_nothing_of_the_tokens() -> None:
+    taken, _ = play(flows.wait(NAMES, "j", Waiting("j", None)), [None, None, RESULT])
+
+    assert [step.channel for step in taken if isinstance(step, Subscribe)] == [NAMES.ended("j")]
+
+
+@pytest.mark.parametrize("trouble", [None, redis.ConnectionError()], ids=repr)
+def test_who_waits_for_the_result_asks_again_after_silence_or_a_lost_connection(trouble: object) -> None:
+    asked = [trouble] if trouble else [trouble, None]  # after a silence the ledger is asked at once
+
+    taken, result = play(flows.wait(NAMES, "j", Waiting("j", None)), [None, None, None, *asked, None, RESULT])
+
+    assert kinds(taken)[-2:] == [Subscribe, Query]
     assert result is RESULT
 
 

@@ -15,6 +15,7 @@ def test_the_keys_of_a_job_share_one_cluster_slot() -> None:
 
     assert names.job("j-1") == "space:{j-1}"
     assert names.events("j-1") == "space:{j-1}:events"
+    assert names.ended("j-1") == "space:{j-1}:ended"
 
 
 def test_every_key_begins_with_the_namespace() -> None:
@@ -22,7 +23,7 @@ def test_every_key_begins_with_the_namespace() -> None:
     properties = [name for name in dir(Names) if isinstance(getattr(Names, name), property)]
 
     keys = [getattr(names, name) for name in properties]
-    keys += [names.job("j"), names.events("j"), names.lease("w"), names.idempotency("key")]
+    keys += [names.job("j"), names.events("j"), names.ended("j"), names.lease("w"), names.idempotency("key")]
 
     assert all(key.startswith("space:") for key in keys)
     assert len(set(keys)) == len(keys)

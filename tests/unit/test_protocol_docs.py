@@ -84,7 +84,7 @@ def test_the_message_is_the_one_that_workers_read() -> None:
 def test_every_key_is_documented() -> None:
     names = Names("celery-llama")
 
-    jobs = (names.job("id"), names.events("id"))
+    jobs = (names.job("id"), names.events("id"), names.ended("id"))
     for key in (*jobs, names.open, names.expiring, names.failed, names.lease(""), names.reconciler):
         assert f"`{key.replace('{id}', '{<id>}')}" in PROTOCOL
 
