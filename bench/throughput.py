@@ -63,7 +63,7 @@ def _one_by_one(setting: Setting) -> dict[str, Any]:
     """The queue with 32 slots against `Llama`, with and without Celery around it."""
     slots, tokens = setting.size(32, 4), setting.size(MAX_TOKENS, 8)
     many = distinct(setting.model, 2 * slots, PROMPT_TOKENS, tokens, seed=32)
-    few = Work(many.prompts[: setting.size(20, 2)], tokens)
+    few = Work(many.prompts[: setting.size(12, 2)], tokens)
     print(f"\none after another: {few}; the queue: {many}")
     size: dict[str, Any] = {"ctx_per_slot": CTX_PER_SLOT, "threads": setting.threads}
     with ExitStack() as stack:
