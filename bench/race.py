@@ -1,7 +1,7 @@
-"""Sides that work at the same time of day: each computes for a second, then stands still while the others do.
+"""Sides that work at the same time of day: each computes for a moment, then stands still while the others do.
 
 A machine that is shared computes a fifth faster or slower from one half-minute to the next; whoever is measured half a
-minute after the other is compared with another machine. In turns of a second all sides see the same one.
+minute after the other is compared with another machine. In short turns all sides see the same one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Lap:
 
 
 def race(sides: Mapping[str, Side]) -> dict[str, Lap]:
-    """Let all sides do their work, a second each in turn; their processes stand still before and after."""
+    """Let all sides do their work, in turns; their processes stand still before and after."""
     laps = {name: Lap() for name in sides}
     running: dict[str, Future[float]] = {}
     with ThreadPoolExecutor(len(sides)) as threads:

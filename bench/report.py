@@ -78,11 +78,12 @@ def _tables(results: dict[str, Any]) -> Iterator[str]:
     if throughput:
         yield from ("## Tokens per second, prompts included", "")
         sides = list(next(iter(throughput.values()))["medians"])
-        yield f"| at a time | {' | '.join(sides)} | rounds, discarded |"
-        yield f"| --- |{' --- |' * (len(sides) + 1)}"
+        ratios = [key for key in next(iter(throughput.values())) if "/" in key]
+        yield f"| at a time | {' | '.join([*sides, *ratios])} | rounds, discarded |"
+        yield f"| --- |{' --- |' * (len(sides) + len(ratios) + 1)}"
         for slots, figures in throughput.items():
-            values = " | ".join(f"{figures['medians'][side]:.0f}" for side in sides)
-            yield f"| {slots} | {values} | {figures['rounds']}, {figures['discarded']} |"
+            values = [f"{figures['medians'][side]:.0f}" for side in sides] + [f"{figures[key]:.3f}" for key in ratios]
+            yield f"| {slots} | {' | '.join(values)} | {figures['rounds']}, {figures['discarded']} |"
         yield ""
         if "one_by_one" in results["throughput"]:
             yield from _medians("One job after another", results["throughput"]["one_by_one"], "tokens/s")

@@ -35,6 +35,7 @@ from worker.engine.plan import Adapters, Engine
 from worker.engine.preparer import JobPreparer
 from worker.engine.probe import probe
 from worker.engine.scheduler import Scheduler
+from worker.events import GatherEvents
 from worker.guests import Guests, consumer_step
 from worker.keeper import Keeper
 from worker.logs import configure_logging
@@ -142,7 +143,7 @@ def _running(
         admission = Admission(for_claims, settings, machinery.preparer, runner, publisher, _started(app), identity)
         deliveries = Deliveries()
         guests = Guests(settings.places, most=settings.slots)
-        app.steps["consumer"].add(consumer_step(guests))
+        app.steps["consumer"].update((consumer_step(guests), GatherEvents))
         keeper = _make_keeper(settings, app, for_leases, identity.owner, runner, deliveries, guests)
         description = {"model": machinery.model_name, **machinery.description, "owner": identity.owner}
         backstage = Backstage(

@@ -18,8 +18,8 @@ from worker.engine.embedding import EmbedAttempt
 from worker.engine.outputs import EndReason, Output
 from worker.engine.plan import Call, CallResult, Engine, Plan
 from worker.engine.sequence import Attempt
+from worker.engine.time_slice import lengthen_slice
 from worker.threads import Crash, vital_thread
-from worker.time_slice import lengthen_slice
 
 #: How often a paused engine looks whether the outbox has room again.
 _PAUSE_SECONDS = 0.05

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from worker.time_slice import LONG_SLICE_NS, lengthen_slice, slice_ns
+from worker.engine.time_slice import LONG_SLICE_NS, lengthen_slice, restore_slice, slice_ns
 
 
 def in_a_thread(act: Callable[[], None] | None) -> list[int | None]:
@@ -41,6 +41,16 @@ def test_the_engine_thread_and_those_it_starts_have_long_slices_and_nobody_else_
     assert before < LONG_SLICE_NS
     assert lengthened == [LONG_SLICE_NS, LONG_SLICE_NS]
     assert in_a_thread(None) == [before, before]
+
+
+def test_a_helper_of_the_engine_thread_has_the_system_s_slice_again() -> None:
+    before, _ = in_a_thread(None)
+
+    def act() -> None:
+        lengthen_slice()
+        restore_slice()
+
+    assert in_a_thread(act) == [before, before]
 
 
 def test_lengthening_a_slice_leaves_the_rest_of_a_thread_s_scheduling_alone() -> None:

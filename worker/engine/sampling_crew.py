@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from worker.engine.candidates import Candidates, Logits
 from worker.engine.plan import CallResult, Sampled
 from worker.engine.sampling import guided
+from worker.engine.time_slice import restore_slice
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,8 @@ class SamplingCrew:
     def __init__(self, n_vocab: int, cores: int) -> None:
         threads = max(1, min(cores, _MOST_THREADS))
         self._candidates = [Candidates(n_vocab) for _ in range(threads)]
-        self._helpers = ThreadPoolExecutor(max(1, threads - 1), thread_name_prefix="sampler")
+        # ggml's threads still spin when these wake up, and must make way for them.
+        self._helpers = ThreadPoolExecutor(max(1, threads - 1), thread_name_prefix="sampler", initializer=restore_slice)
 
     def sample(self, rows: Sequence[Row]) -> CallResult:
         """Choose every row's token; what goes wrong with one does not concern the others."""

@@ -1,4 +1,4 @@
-"""The engine's time slice: a long one, so that whoever wakes up for a moment runs at once. Called on the engine thread.
+"""The engine's time slice: a long one, so that whoever wakes up for a moment runs at once. Each thread sets its own.
 
 ggml's threads take every core for as long as a step lasts. A thread that wakes up meanwhile (the publisher, Redis, a
 reader) may interrupt at once only those whose slice is longer than its own; for others it waits up to 3 ms, and a token
@@ -38,18 +38,25 @@ class _Attributes(ctypes.Structure):
 
 def lengthen_slice() -> None:
     """Ask for long slices for this thread and those that it will start, such as ggml's."""
-    attributes = _read()
-    if attributes is None or attributes.policy not in _FAIR:
-        return
-    attributes.runtime_ns = LONG_SLICE_NS
-    # Where it is refused, tokens are a few milliseconds later.
-    _call(0, ctypes.byref(attributes), 0)
+    _ask_for(LONG_SLICE_NS)
+
+
+def restore_slice() -> None:
+    """Take the system's slice again: for a thread that the engine starts and that shall interrupt ggml's."""
+    _ask_for(0)
 
 
 def slice_ns() -> int | None:
     """This thread's slice, 0 if it has the system's; None where the system does not say."""
     attributes = _read()
     return None if attributes is None else int(attributes.runtime_ns)
+
+
+def _ask_for(slice_ns: int) -> None:
+    attributes = _read()
+    if attributes is not None and attributes.policy in _FAIR:
+        attributes.runtime_ns = slice_ns
+        _call(0, ctypes.byref(attributes), 0)  # where it is refused, tokens are a few milliseconds later
 
 
 def _read() -> _Attributes | None:
