@@ -98,7 +98,7 @@ def _first_token_at(job: JobHandle) -> float:
 def lengths(setting: Setting) -> dict[str, Any]:
     """Tokens per second of chats of different lengths that end by themselves, far below their `max_tokens`."""
     slots = setting.size(32, 4)
-    works = (mixed(setting.model, 2 * slots, setting.size(512, 16), seed) for seed in itertools.count())
+    works = (mixed(setting.model, slots, setting.size(256, 16), seed) for seed in itertools.count())
     with ExitStack() as stack:
         ours = stack.enter_context(worker(stack.enter_context(server()), setting.path, slots, threads=setting.threads))
         rival = None
