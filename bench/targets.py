@@ -84,7 +84,7 @@ TARGETS = [
         ("latency", "first_token", "overhead_ms"),
         10.0,
         "ms",
-        "Six milliseconds until the first decode begins; then publisher, Redis and reader wait for a core in turn.",
+        "Submitting, delivery and claim come before the first decode; then publisher, Redis and reader want a core.",
     ),
     _most(
         "token sampled to token at a subscriber, n = 32, median",

@@ -52,7 +52,7 @@ from worker.settings import WorkerSettings
 logger = logging.getLogger(__name__)
 
 #: How long the engine thread may wait for the interpreter's lock each time it comes back from llama.cpp.
-#: With Python's 5 ms, another thread that was busy all the time made a step 23 ms longer; below half of one, 2 to 6.
+#: With Python's 5 ms, another thread that was busy all the time made a step 23 ms longer; with 0.05 to 0.5 ms, 2 to 6.
 _SWITCH_SECONDS = 0.0002
 
 #: The process has to go because a part of it failed; its jobs go to others when the lease lapses.
