@@ -43,7 +43,7 @@ USER 10001
 EXPOSE 5555
 HEALTHCHECK --interval=30s --timeout=10s --start-period=20s \
     CMD ["python3", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:5555/healthcheck', timeout=5)"]
-ENTRYPOINT ["celery", "-A", "producer.celery_app", "flower"]
+ENTRYPOINT ["celery", "-A", "celery_llama.celery_app", "flower"]
 CMD ["--port=5555"]
 
 FROM python:3.12-slim-bookworm AS cpu
@@ -58,7 +58,7 @@ ENV PATH=/opt/venv/bin:$PATH CELERY_LLAMA_CACHE_DIR=/cache
 USER 10001
 # The worker is process 1 of its container, which its name ends with.
 HEALTHCHECK --interval=30s --timeout=15s --start-period=120s \
-    CMD ["sh", "-c", "celery -A producer.celery_app inspect ping --timeout 5 -d celery-llama@${CELERY_LLAMA_WORKER_NAME:-$HOSTNAME-1}"]
+    CMD ["sh", "-c", "celery -A celery_llama.celery_app inspect ping --timeout 5 -d celery-llama@${CELERY_LLAMA_WORKER_NAME:-$HOSTNAME-1}"]
 ENTRYPOINT ["celery-llama-worker"]
 CMD ["start"]
 
@@ -74,6 +74,6 @@ ENV PATH=/opt/venv/bin:$PATH CELERY_LLAMA_CACHE_DIR=/cache
 USER 10001
 # The worker is process 1 of its container, which its name ends with.
 HEALTHCHECK --interval=30s --timeout=15s --start-period=120s \
-    CMD ["sh", "-c", "celery -A producer.celery_app inspect ping --timeout 5 -d celery-llama@${CELERY_LLAMA_WORKER_NAME:-$HOSTNAME-1}"]
+    CMD ["sh", "-c", "celery -A celery_llama.celery_app inspect ping --timeout 5 -d celery-llama@${CELERY_LLAMA_WORKER_NAME:-$HOSTNAME-1}"]
 ENTRYPOINT ["celery-llama-worker"]
 CMD ["start"]

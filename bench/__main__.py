@@ -14,10 +14,10 @@ from typing import Any
 from bench import gpu, latency, model, peers, report, scenarios, spin, step_profile, throughput, weights
 from bench.quiet import Referee
 from bench.setting import Setting, describe
-from worker.engine.machine import usable_cores
-from worker.engine.model import LlamaModel
-from worker.models import resolve_model
-from worker.settings import WorkerSettings
+from celery_llama_worker.engine.llama.machine import usable_cores
+from celery_llama_worker.engine.llama.model import LlamaModel
+from celery_llama_worker.model_files import resolve_model
+from celery_llama_worker.settings import WorkerSettings
 
 PARTS: dict[str, Callable[[Setting], dict[str, Any]]] = {
     "throughput": throughput.measure,

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from bench.limit import BareLoop
 from bench.stage import process
 from bench.work import Work
-from worker.engine.model import LlamaModel
+from celery_llama_worker.engine.llama.model import LlamaModel
 
 Kind = Literal["limit", "llama"]
 

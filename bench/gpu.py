@@ -19,10 +19,10 @@ from bench import model, queue
 from bench.limit import BareLoop
 from bench.stage import server, worker
 from bench.work import Work, distinct
-from worker.engine.llama import LlamaEngine
-from worker.engine.model import LlamaModel
-from worker.engine.probe import probe
-from worker.settings import WorkerSettings
+from celery_llama_worker.engine.llama.engine import LlamaEngine
+from celery_llama_worker.engine.llama.model import LlamaModel
+from celery_llama_worker.engine.probe import probe
+from celery_llama_worker.settings import WorkerSettings
 
 _SECONDS = 570.0
 _SLOTS = (32, 8, 1, 64, 128)

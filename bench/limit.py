@@ -16,8 +16,8 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from bench.work import Prompt, Work
-from worker.engine.machine import usable_cores
-from worker.engine.model import LlamaModel
+from celery_llama_worker.engine.llama.machine import usable_cores
+from celery_llama_worker.engine.llama.model import LlamaModel
 
 
 @dataclass

@@ -16,13 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from worker import assembly, cli
-from worker.engine.llama import LlamaEngine
-from worker.engine.outputs import Output, Text
-from worker.engine.plan import CallResult, Piece
-from worker.engine.scheduler import Scheduler
-from worker.publisher import Publisher
-from worker.runner import Runner
+from celery_llama_worker import cli
+from celery_llama_worker.assembly import Parts
+from celery_llama_worker.bookkeeping.publisher import Publisher
+from celery_llama_worker.engine.llama.engine import LlamaEngine
+from celery_llama_worker.engine.outputs import Output, Text
+from celery_llama_worker.engine.plan import CallResult, Piece
+from celery_llama_worker.engine.scheduling.scheduler import GenerateScheduler
+from celery_llama_worker.runner import Runner
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,7 +42,7 @@ class Book:
         #: Job, its token's number, when that was sampled.
         self.stamps: list[tuple[str, int, int]] = []
         self.said: dict[str, int] = defaultdict(int)
-        self.scheduler: Scheduler | None = None
+        self.scheduler: GenerateScheduler | None = None
 
     @contextmanager
     def clock(self, name: str) -> Iterator[None]:
@@ -110,7 +111,7 @@ class ObservedEngine(LlamaEngine):
         return result
 
 
-class ObservedScheduler(Scheduler):
+class ObservedScheduler(GenerateScheduler):
     """Counts planning and committing."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -149,13 +150,10 @@ def _answer(requests: Any, answers: Any) -> None:
 
 
 def main() -> None:
-    """Put the observed classes where the composition root looks for them, then be a worker."""
-    replacements = [ObservedEngine, ObservedScheduler, ObservedPublisher, ObservedRunner]
-    for replacement in replacements:
-        setattr(assembly, replacement.__name__.replace("Observed", "").replace("Engine", "LlamaEngine"), replacement)
+    """Be a worker made of the observed classes."""
     answers, sys.stdout = sys.stdout, sys.stderr
     threading.Thread(target=_answer, args=(sys.stdin, answers), daemon=True, name="bench").start()
-    cli.main()
+    cli.main(Parts(ObservedEngine, ObservedScheduler, ObservedPublisher, ObservedRunner))
 
 
 if __name__ == "__main__":

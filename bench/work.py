@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from worker.engine.model import LlamaModel
+from celery_llama_worker.engine.llama.model import LlamaModel
 
 Prompt = list[int]
 

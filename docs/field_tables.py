@@ -9,10 +9,18 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from celery_llama.protocol.embedding import EmbedJob
+from celery_llama.protocol.jobs import (
+    GenerateJob,
+    Guidance,
+    JsonSchema,
+    LoraAdapter,
+    Message,
+    QueueOptions,
+    ResponseFormat,
+)
+from celery_llama.protocol.sampling import MAX_INT, SamplingOptions
 from docs.settings_table import replace_block
-from producer.embedding import EmbedJob
-from producer.jobs import GenerateJob, Guidance, JsonSchema, LoraAdapter, Message, QueueOptions, ResponseFormat
-from producer.sampling import MAX_INT, SamplingOptions
 
 PROTOCOL = Path(__file__).parent / "protocol.md"
 #: Each table's name and the class whose own fields it has.

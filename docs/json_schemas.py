@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from producer.embedding import EmbedJob
-from producer.events import AnyEvent
-from producer.jobs import GenerateJob
-from producer.results import JobInfo, Result
+from celery_llama.protocol.embedding import EmbedJob
+from celery_llama.protocol.events import AnyEvent
+from celery_llama.protocol.jobs import GenerateJob
+from celery_llama.protocol.results import JobInfo, Result
 
 FOLDER = Path(__file__).parent / "schemas"
 FORMATS: dict[str, Any] = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
-from worker.settings import WorkerSettings
+from celery_llama_worker.settings import WorkerSettings
 
 README = Path(__file__).parents[1] / "README.md"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from worker.engine.plan import CallResult, Copy, Engine, Piece, Plan, Sampler, Trim
+from celery_llama_worker.engine.plan import CallResult, Copy, Engine, Piece, Plan, Sampler, Trim
 
 
 def run(engine: Engine, *pieces: Piece, operations: Sequence[Copy | Trim] = ()) -> CallResult:

@@ -7,15 +7,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
-from worker.engine.plan import (
+from celery_llama_worker.engine.plan import (
     Call,
     CallError,
     CallResult,
+    CellOperation,
     Copy,
     Drop,
     Limits,
     Load,
-    Operation,
     Piece,
     Plan,
     Sampled,
@@ -93,7 +93,7 @@ class FakeEngine:
             if error is not None and error.cells_lost:
                 return
 
-    def _operate(self, operation: Operation) -> None:
+    def _operate(self, operation: CellOperation) -> None:
         match operation:
             case Copy(source, target, tokens):
                 assert tokens <= len(self.cells[source]), "no cell is copied before it is written"

@@ -18,10 +18,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from celery_llama_worker.assembly import Parts
+from celery_llama_worker.cli import main
+from celery_llama_worker.engine.llama.engine import LlamaEngine
 from tests.tiny_model import vocabulary
-from worker import assembly
-from worker.cli import main
-from worker.engine.llama import LlamaEngine
 
 #: Ends the process, as a bug in llama.cpp would.
 POISON = "~" * 16
@@ -60,5 +60,4 @@ class FaultyEngine(LlamaEngine):
 
 
 if __name__ == "__main__":
-    vars(assembly)["LlamaEngine"] = FaultyEngine
-    main()
+    main(Parts(engine=FaultyEngine))

@@ -16,10 +16,10 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from producer.settings import Settings
+from celery_llama.settings import Settings
+from celery_llama_worker.embedded.ensure import find_binary
+from celery_llama_worker.embedded.supervisor import HOST, server_command
 from tests.waiting import wait_until
-from worker.embedded import find_binary
-from worker.supervisor import HOST, server_command
 
 ROOT = Path(__file__).parents[1]
 END_SECONDS = 60.0

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
-from producer.results import JobError
+from celery_llama.protocol.results import JobError
+from celery_llama_worker.engine.detokenizer import Detokenizer
+from celery_llama_worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text
+from celery_llama_worker.engine.plan import Adapters, Engine, Limits, Piece, Plan
+from celery_llama_worker.engine.scheduling.scheduler import GenerateScheduler
+from celery_llama_worker.engine.scheduling.sequence import Attempt, Sequence
 from tests.fakes import FakeEngine, FakeSampler, FakeVocabulary
-from worker.engine.detokenizer import Detokenizer
-from worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text
-from worker.engine.plan import Adapters, Engine, Limits, Piece, Plan
-from worker.engine.scheduler import Scheduler
-from worker.engine.sequence import Attempt, Sequence
 
 VOCABULARY = FakeVocabulary()
 
 
 def sequence(
-    prompt: Tokens[int],
+    prompt: Iterable[int],
     *,
     choice: int = 0,
     max_tokens: int = 8,
     stop: Iterable[str] = (),
     sampler: FakeSampler | None = None,
-    negative: Tokens[int] = (),
+    negative: Iterable[int] = (),
     adapters: Adapters = (),
 ) -> Sequence:
     """A text that begins with this prompt, led away from a negative one if there is one."""
     parts = sampler or FakeSampler(), Detokenizer(stop)
-    text = Sequence(choice, list(prompt), len(prompt), max_tokens, *parts)
-    if negative:
-        text.guide = Sequence(choice, list(negative), len(negative), max_tokens, *parts, guided=text)
+    tokens, repelling = list(prompt), list(negative)
+    text = Sequence(choice, tokens, len(tokens), max_tokens, *parts)
+    if repelling:
+        text.guide = Sequence(choice, repelling, len(repelling), max_tokens, *parts, guided=text)
     for part in text.parts:
         part.adapters = adapters
     return text
@@ -103,7 +103,7 @@ class Rig:
         spare_slots = 1 if can_trim else 0
         limits = Limits(slots, cells, max(prefill, slots + 1), can_trim, spare_slots, shared_cells)
         self.engine = FakeEngine(limits, rounding=rounding)
-        self.scheduler = Scheduler(
+        self.scheduler = GenerateScheduler(
             limits,
             VOCABULARY,
             chunk_tokens=chunk,
@@ -190,7 +190,7 @@ def chunks_of(plan: Plan) -> list[Piece]:
 
 
 def tokens_of_jobs(
-    scheduler: Scheduler,
+    scheduler: GenerateScheduler,
     engine: Engine,
     arrivals: Callable[[int], Iterable[Attempt]],
     last_arrival: int,

@@ -7,17 +7,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from producer.events import AnyEvent, Token, parse_event
-from producer.jobs import parse_generate_job
-from producer.replay import DeliveredChoice
-from producer.results import Result, TokenLogprob
-from worker.engine.llama import LlamaEngine
-from worker.engine.model import LlamaModel
-from worker.engine.outputs import Ended, Output
-from worker.engine.preparer import JobPreparer
-from worker.engine.scheduler import Scheduler
-from worker.settings import WorkerSettings
-from worker.transcript import Transcript
+from celery_llama.ledger.replay import DeliveredChoice
+from celery_llama.protocol.events import AnyEvent, Token, parse_event
+from celery_llama.protocol.jobs import parse_generate_job
+from celery_llama.protocol.results import Result, TokenLogprob
+from celery_llama_worker.bookkeeping.transcript import Transcript
+from celery_llama_worker.engine.llama.engine import LlamaEngine
+from celery_llama_worker.engine.llama.model import LlamaModel
+from celery_llama_worker.engine.outputs import Ended, Output
+from celery_llama_worker.engine.preparing.preparer import GeneratePreparer
+from celery_llama_worker.engine.scheduling.scheduler import GenerateScheduler
+from celery_llama_worker.settings import WorkerSettings
 
 Jobs = Mapping[str, Mapping[str, Any]]
 
@@ -60,8 +60,8 @@ class WholeEngine:
 
     model: LlamaModel
     engine: LlamaEngine
-    scheduler: Scheduler
-    preparer: JobPreparer
+    scheduler: GenerateScheduler
+    preparer: GeneratePreparer
     _transcripts: dict[str, Transcript] = field(default_factory=dict)
     _events: dict[str, list[str]] = field(default_factory=dict)
     _done: dict[str, Answer] = field(default_factory=dict)
@@ -121,7 +121,7 @@ def whole_engine(model: LlamaModel, *, reproducible: bool = True, **options: Any
     """An engine with these settings; on one thread, since several wait for each other on a busy machine."""
     settings = WorkerSettings(**{"threads": 1, **options})
     with LlamaEngine(model, settings) as engine:
-        scheduler = Scheduler(
+        scheduler = GenerateScheduler(
             engine.limits, model, chunk_tokens=settings.chunk_tokens, prefill_tokens=settings.prefill_tokens
         )
-        yield WholeEngine(model, engine, scheduler, JobPreparer(model, settings, reproducible=reproducible))
+        yield WholeEngine(model, engine, scheduler, GeneratePreparer(model, settings, reproducible=reproducible))

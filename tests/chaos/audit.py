@@ -10,10 +10,10 @@ from typing import cast
 
 import redis
 
-from producer.celery_app import PRIORITIES
-from producer.events import AnyEvent, Failed, Finished, Token, parse_event
-from producer.names import Names
-from producer.results import Result
+from celery_llama.celery_app import PRIORITIES
+from celery_llama.protocol.events import AnyEvent, Failed, Finished, Token, parse_event
+from celery_llama.protocol.names import Names
+from celery_llama.protocol.results import Result
 from tests.chaos.load import Tally
 
 #: Which of Celery's states goes with which of ours.

@@ -8,9 +8,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from producer.client import Client
-from producer.errors import CeleryLlamaError, ServerUnreachable
-from producer.settings import Settings
+from celery_llama.client.client import Client
+from celery_llama.protocol.errors import CeleryLlamaError, ServerUnreachable
+from celery_llama.settings import Settings
 from tests.waiting import wait_until
 
 #: Jobs that one producer keeps open.

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import redis
 
-from producer.celery_app import make_app
-from producer.client import Client
-from producer.settings import Settings
+from celery_llama.celery_app import make_app
+from celery_llama.client.client import Client
+from celery_llama.settings import Settings
 from tests.chaos.audit import Findings, audit, left_over
 from tests.chaos.load import Producer, Reader, Tally
 from tests.chaos.mayhem import Mayhem

@@ -9,9 +9,9 @@ from pathlib import Path
 import llama_cpp.llama_cpp as lib
 import pytest
 
-from worker.engine.model import LlamaModel, route_llama_log
-from worker.models import resolve_model
-from worker.settings import WorkerSettings
+from celery_llama_worker.engine.llama.model import LlamaModel, route_llama_log
+from celery_llama_worker.model_files import resolve_model
+from celery_llama_worker.settings import WorkerSettings
 
 KINDS = {
     "Q4_1": None,

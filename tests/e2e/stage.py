@@ -14,11 +14,11 @@ from typing import Any
 
 from celery import Celery
 
-from producer.celery_app import make_app
-from producer.client import Client, JobHandle
-from producer.events import AnyEvent, Token
-from producer.results import JobStatus, Result
-from producer.settings import Settings
+from celery_llama.celery_app import make_app
+from celery_llama.client.client import Client, JobHandle
+from celery_llama.protocol.events import AnyEvent, Token
+from celery_llama.protocol.results import JobStatus, Result
+from celery_llama.settings import Settings
 from tests.chaos.audit import left_over
 from tests.scene import ROOT, Server, Worker
 from tests.tiny_model import tiny_model
@@ -89,7 +89,15 @@ class Stage:
 
     def cli(self, *arguments: str) -> list[Any]:
         """Run `celery-llama --json`; returns the objects that it prints."""
-        command = [sys.executable, "-m", "producer.cli", "--redis-url", self.server.url, "--namespace", "stage"]
+        command = [
+            sys.executable,
+            "-m",
+            "celery_llama.cli.commands",
+            "--redis-url",
+            self.server.url,
+            "--namespace",
+            "stage",
+        ]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(
             [*command, *arguments, "--json"], capture_output=True, text=True, check=True, cwd=ROOT, env=environment

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from producer.jobs import GenerateJob
-from worker.engine.llama import LlamaEngine
-from worker.engine.model import LlamaModel
-from worker.engine.outputs import Ended, Text
-from worker.engine.preparer import JobPreparer
-from worker.engine.scheduler import Scheduler
-from worker.settings import WorkerSettings
+from celery_llama.protocol.jobs import GenerateJob
+from celery_llama_worker.engine.llama.engine import LlamaEngine
+from celery_llama_worker.engine.llama.model import LlamaModel
+from celery_llama_worker.engine.outputs import Ended, Text
+from celery_llama_worker.engine.preparing.preparer import GeneratePreparer
+from celery_llama_worker.engine.scheduling.scheduler import GenerateScheduler
+from celery_llama_worker.settings import WorkerSettings
 
 # One thread: with two, a busy machine makes ggml's threads wait for each other for most of the time.
 SETTINGS = WorkerSettings(slots=16, ctx_per_slot=512, chunk_tokens=32, prefill_tokens=128, threads=1)
@@ -53,10 +53,10 @@ JOBS: dict[str, dict[str, Any]] = {
 
 def decode(model: LlamaModel, arrivals: Mapping[int, list[str]], cancels: Mapping[int, list[str]]) -> Texts:
     """Let jobs arrive and be cancelled at these steps; the tokens of every choice."""
-    preparer = JobPreparer(model, SETTINGS, reproducible=True)
+    preparer = GeneratePreparer(model, SETTINGS, reproducible=True)
     texts: Texts = {}
     with LlamaEngine(model, SETTINGS) as engine:
-        scheduler = Scheduler(engine.limits, model, chunk_tokens=32, prefill_tokens=128)
+        scheduler = GenerateScheduler(engine.limits, model, chunk_tokens=32, prefill_tokens=128)
         step = 0
         while step <= max([*arrivals, *cancels]) or not scheduler.idle:
             outputs = []

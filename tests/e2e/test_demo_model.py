@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from worker.engine.model import LlamaModel
-from worker.errors import StartupError
-from worker.models import resolve_model
-from worker.settings import WorkerSettings
+from celery_llama_worker.engine.llama.model import LlamaModel
+from celery_llama_worker.errors import StartupError
+from celery_llama_worker.model_files import resolve_model
+from celery_llama_worker.settings import WorkerSettings
 
 
 def demo(cache_dir: Path) -> Path:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from producer.celery_app import PRIORITIES
-from producer.errors import IdempotencyConflict
+from celery_llama.celery_app import PRIORITIES
+from celery_llama.protocol.errors import IdempotencyConflict
 from tests.e2e.stage import (
     PATIENCE_SECONDS,
     Stage,

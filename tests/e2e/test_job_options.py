@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from producer.errors import InvalidJob
+from celery_llama.protocol.errors import InvalidJob
+from celery_llama_worker.engine.llama.candidates import Candidates, Logits
+from celery_llama_worker.engine.llama.model import LlamaModel
+from celery_llama_worker.engine.plan import Piece, Plan, Sampled, Trim
 from tests.whole_engine import WholeEngine, whole_engine
-from worker.engine.candidates import Candidates, Logits
-from worker.engine.model import LlamaModel
-from worker.engine.plan import Piece, Plan, Sampled, Trim
 
 WEATHER = "The weather in the north today is"
 SETTINGS: dict[str, Any] = {"slots": 8, "ctx_per_slot": 256, "chunk_tokens": 32}

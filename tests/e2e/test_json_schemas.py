@@ -11,9 +11,9 @@ import jsonschema
 import pytest
 from pydantic import BaseModel, Field
 
-from producer.flows import parsed, prepare
+from celery_llama.client.flows import parsed, prepare
+from celery_llama_worker.engine.llama.model import LlamaModel
 from tests.whole_engine import WholeEngine, whole_engine
-from worker.engine.model import LlamaModel
 
 JOBS_EACH = 10
 ASKED = [{"role": "user", "content": "Write an example as JSON."}]

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from producer.errors import InvalidJob
+from celery_llama.protocol.errors import InvalidJob
+from celery_llama_worker.engine.llama.model import LlamaModel
 from tests.whole_engine import Answer, WholeEngine, whole_engine
-from worker.engine.model import LlamaModel
 
 SLOT_TOKENS = 256
 PROTOCOL = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")

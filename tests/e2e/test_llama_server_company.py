@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from producer.events import Progress
+from celery_llama.protocol.events import Progress
+from celery_llama_worker.engine.llama.model import LlamaModel
 from tests.tiny_model import tiny_model
 from tests.whole_engine import Answer, whole_engine
-from worker.engine.model import LlamaModel
 
 PROMPTS = ["Write a very long book.", "Write another a poem.", "What is LLM?", "The sky is blue and I love it."]
 PROMPTS += ["Write another very long music lyrics.", "Write a very long joke."]

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from producer.celery_app import make_app
-from producer.client import Client, JobHandle
-from producer.events import AnyEvent
-from producer.replay import delivered
-from producer.results import Result
-from producer.settings import Settings
+from celery_llama.celery_app import make_app
+from celery_llama.client.client import Client, JobHandle
+from celery_llama.ledger.replay import delivered
+from celery_llama.protocol.events import AnyEvent
+from celery_llama.protocol.results import Result
+from celery_llama.settings import Settings
 from tests.scene import Server, Worker, scene
 from tests.waiting import wait_until
 

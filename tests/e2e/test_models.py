@@ -12,9 +12,9 @@ import gguf
 import numpy as np
 import pytest
 
-from producer.client import JobHandle
-from producer.errors import JobFailed
-from producer.events import Finished, Started
+from celery_llama.client.client import JobHandle
+from celery_llama.protocol.errors import JobFailed
+from celery_llama.protocol.events import Finished, Started
 from tests.e2e.stage import (
     PATIENCE_SECONDS,
     Stage,
@@ -164,7 +164,7 @@ def test_a_recurrent_model_generates_as_others_do(stage: Stage, tmp_path: Path) 
 
 
 def test_check_says_what_an_embedding_model_is_good_for(stage: Stage, embedding_model: Path) -> None:
-    command = [sys.executable, "-m", "worker.cli", "check", "--model", str(embedding_model), "--redis-url"]
+    command = [sys.executable, "-m", "celery_llama_worker.cli", "check", "--model", str(embedding_model), "--redis-url"]
     done = subprocess.run([*command, stage.server.url], capture_output=True, text=True, check=False, cwd=ROOT)
 
     assert done.returncode == 0, done.stdout + done.stderr

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from producer.jobs import GenerateJob, Message
+from celery_llama.protocol.jobs import GenerateJob, Message
+from celery_llama_worker.engine.llama.engine import LlamaEngine
+from celery_llama_worker.engine.llama.model import LlamaModel
+from celery_llama_worker.engine.llama.sampling import LlamaSampler
+from celery_llama_worker.engine.plan import Call, Copy, Piece, Plan, Trim
+from celery_llama_worker.engine.preparing.prompt import PromptBuilder
+from celery_llama_worker.settings import WorkerSettings
 from tests.decoding import operate
-from worker.engine.llama import LlamaEngine
-from worker.engine.model import LlamaModel
-from worker.engine.plan import Call, Copy, Piece, Plan, Trim
-from worker.engine.prompt import PromptBuilder
-from worker.engine.sampling import LlamaSampler
-from worker.settings import WorkerSettings
 
 JOBS, SLOTS, CHUNK, CELLS = 20, 8, 64, 256
 TOPICS = (

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from producer.errors import JobFailed
+from celery_llama.protocol.errors import JobFailed
 from tests.e2e.stage import PATIENCE_SECONDS, Stage
 from tests.scene import scene
 

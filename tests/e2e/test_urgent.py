@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from producer import Client
-from producer.settings import Settings
+from celery_llama import Client
+from celery_llama.settings import Settings
 from tests.scene import Server, Worker, scene
 from tests.tiny_model import tiny_model
 

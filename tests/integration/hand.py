@@ -8,10 +8,10 @@ from typing import Any
 
 import redis
 
-from producer.events import encode_event
-from producer.ledger import Claim, Emission, EmitAnswer, FinishAnswer, Ledger
-from producer.results import Choice, EndStatus, FinishReason, JobError, Result
-from producer.scripts import Operation, T, execute
+from celery_llama.ledger.ledger import Claim, Emission, EmitAnswer, FinishAnswer, Ledger
+from celery_llama.ledger.scripts import Operation, T, execute
+from celery_llama.protocol.events import encode_event
+from celery_llama.protocol.results import Choice, EndStatus, FinishReason, JobError, Result
 
 
 @dataclass

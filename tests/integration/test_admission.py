@@ -9,13 +9,13 @@ from typing import Any, cast
 import pytest
 import redis
 
-from producer.ledger import TaskState
+from celery_llama.ledger.ledger import TaskState
+from celery_llama_worker.bookkeeping.admission import Admission, Identity
+from celery_llama_worker.bookkeeping.outcome import DROPPED, HANDED_BACK, Outcome
+from celery_llama_worker.broker.delivery import Delivery
+from celery_llama_worker.settings import WorkerSettings
 from tests.integration.hand import Hand
 from tests.waiting import wait_until
-from worker.admission import Admission, Identity
-from worker.delivery import Delivery
-from worker.outcome import DROPPED, HANDED_BACK, Outcome
-from worker.settings import WorkerSettings
 
 
 class Around:
@@ -125,7 +125,7 @@ def test_a_job_whose_worker_was_late_and_lives_is_left_to_it(
     admission.admit(message(), around)
     wait_until(lambda: admission._postponed._waiting, "the message waits")
     connection.expire(lease, 1_000)
-    admission._submit(admission._postponed.hurry)
+    admission._submit(admission._postponed.flush)
 
     assert wait_until(lambda: around.outcomes, "the delivery ends") == [DROPPED]
 
@@ -185,8 +185,8 @@ def test_what_celery_has_been_told_needs_no_worker_any_more(
     hand.claim("j")
     hand.finish("j", seq=1)
 
-    admission.told("no/job")
-    admission.told("j")
+    admission.acknowledge("no/job")
+    admission.acknowledge("j")
 
     wait_until(lambda: not connection.exists(hand.ledger.names.open), "the job is not open any more")
 
@@ -198,6 +198,6 @@ def test_what_celery_was_told_last_is_noted_although_the_worker_stops(
     hand.finish("j", seq=1)
     admission.hand_back()
 
-    admission.told("j")
+    admission.acknowledge("j")
 
     wait_until(lambda: not connection.exists(hand.ledger.names.open), "the job is not open any more")

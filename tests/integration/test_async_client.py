@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from producer.async_client import AsyncClient, AsyncJobHandle
-from producer.client import Client, JobHandle
-from producer.errors import InvalidJob, JobFailed, JobNotFound, ResultTimeout, ServerUnreachable
-from producer.events import AnyEvent
-from producer.settings import Settings
+from celery_llama.client.async_client import AsyncClient, AsyncJobHandle
+from celery_llama.client.client import Client, JobHandle
+from celery_llama.protocol.errors import InvalidJob, JobFailed, JobNotFound, ResultTimeout, ServerUnreachable
+from celery_llama.protocol.events import AnyEvent
+from celery_llama.settings import Settings
 from tests.integration.hand import Hand, free_port
 
 Run = Callable[[Callable[[AsyncClient], Coroutine[Any, Any, Any]]], Any]
@@ -152,7 +152,7 @@ def test_what_cannot_be_done_is_said_in_the_same_words(run: Run) -> None:
 
 
 def test_a_server_that_cannot_be_reached_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("producer.connection.RETRIES", 0)
+    monkeypatch.setattr("celery_llama.client.connection.RETRIES", 0)
 
     async def body() -> None:
         async with AsyncClient(f"redis://:secret@127.0.0.1:{free_port()}/0") as client:

@@ -17,10 +17,10 @@ import pytest
 import redis
 from click.testing import CliRunner, Result
 
-from producer.cli import main
-from producer.client import Client
-from producer.names import Names
-from producer.settings import Settings
+from celery_llama.cli.commands import main
+from celery_llama.client.client import Client
+from celery_llama.protocol.names import Names
+from celery_llama.settings import Settings
 from tests.integration.hand import Hand, free_port
 
 Command = Callable[..., Result]
@@ -185,7 +185,7 @@ def test_a_text_that_was_cut_is_printed_and_why(
 def test_a_job_for_which_there_is_no_worker_is_queued_and_says_so_once(
     command: Command, connection: redis.Redis, names: Names, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("producer.cli.LONELY_SECONDS", 0.1)
+    monkeypatch.setattr("celery_llama.cli.commands.LONELY_SECONDS", 0.1)
     asked = threading.Event()
     has_worker = Client.has_worker
 
@@ -295,7 +295,7 @@ def test_a_job_that_is_not_there_is_wrong_use(command: Command, name: str) -> No
 
 
 def test_a_server_that_cannot_be_reached_is_exit_code_3(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("producer.connection.RETRIES", 0)
+    monkeypatch.setattr("celery_llama.client.connection.RETRIES", 0)
     url = f"redis://:secret@127.0.0.1:{free_port()}/0"
 
     for arguments in (["submit", "x"], ["stream", "j"], ["result", "j"], ["status", "j"], ["cancel", "j"]):
@@ -325,14 +325,14 @@ def test_settings_that_cannot_work_are_wrong_use(command: Command, arguments: li
 
 
 def test_a_terminal_is_not_given_what_it_would_obey(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from producer.cli_output import _shown
+    from celery_llama.cli.output import _shown
 
     assert _shown("a\x1b[2Jb\n\tc\x9b", to_terminal=True) == "a�[2Jb\n\tc�"
     assert _shown("a\x1b[2J", to_terminal=False) == "a\x1b[2J"
 
 
 def process(environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-W", "error", "-m", "producer.cli", *arguments]
+    command = [sys.executable, "-W", "error", "-m", "celery_llama.cli.commands", *arguments]
     return subprocess.Popen(
         command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -375,7 +375,7 @@ def test_the_way_back_repeats_the_options_that_were_given_but_no_password(
     def interrupt(*_arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("producer.client.JobHandle.result", interrupt)
+    monkeypatch.setattr("celery_llama.client.client.JobHandle.result", interrupt)
 
     result = command(*given, "result", "job-1")
 

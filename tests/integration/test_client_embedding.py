@@ -10,14 +10,14 @@ import pytest
 import redis
 from click.testing import CliRunner
 
-from producer.async_client import AsyncClient
-from producer.cli import main
-from producer.client import Client
-from producer.errors import IdempotencyConflict, InvalidJob
-from producer.events import encode_event
-from producer.names import Names
-from producer.results import Choice, JobError, Result
-from producer.settings import Settings
+from celery_llama.cli.commands import main
+from celery_llama.client.async_client import AsyncClient
+from celery_llama.client.client import Client
+from celery_llama.protocol.errors import IdempotencyConflict, InvalidJob
+from celery_llama.protocol.events import encode_event
+from celery_llama.protocol.names import Names
+from celery_llama.protocol.results import Choice, JobError, Result
+from celery_llama.settings import Settings
 from tests.integration.hand import Hand
 
 VECTORS = [[0.6, 0.8], [1.0, 0.0]]

@@ -19,9 +19,9 @@ import redis
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
-from producer.errors import MissingExtra
-from worker.embedded import default_data_dir, ensure_server, stop_server
-from worker.errors import StartupError
+from celery_llama.protocol.errors import MissingExtra
+from celery_llama_worker.embedded.ensure import default_data_dir, ensure_server, stop_server
+from celery_llama_worker.errors import StartupError
 
 
 class Place(NamedTuple):
@@ -132,7 +132,8 @@ def test_a_server_that_cannot_run_any_more_is_given_up(place: Place) -> None:
 
 def test_the_server_outlives_the_killed_process_that_started_it(place: Place) -> None:
     code = (
-        "import os, signal, sys; from pathlib import Path; from worker.embedded import ensure_server;"
+        "import os, signal, sys; from pathlib import Path;"
+        "from celery_llama_worker.embedded.ensure import ensure_server;"
         "ensure_server(sys.argv[1], Path(sys.argv[2])); os.killpg(0, signal.SIGKILL)"
     )
 
@@ -148,7 +149,7 @@ def test_the_server_outlives_the_killed_process_that_started_it(place: Place) ->
 
 def test_of_several_callers_at_once_one_starts_the_server(place: Place) -> None:
     code = (
-        "import sys; from pathlib import Path; from worker.embedded import ensure_server;"
+        "import sys; from pathlib import Path; from celery_llama_worker.embedded.ensure import ensure_server;"
         "sys.stdin.read(); print(ensure_server(sys.argv[1], Path(sys.argv[2])))"
     )
     callers = [

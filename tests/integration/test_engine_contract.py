@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 import pytest
 
-from producer.jobs import GenerateJob
+from celery_llama.protocol.jobs import GenerateJob
+from celery_llama_worker.engine.llama.engine import LlamaEngine, LlamaModel
+from celery_llama_worker.engine.llama.sampling import make_sampler
+from celery_llama_worker.engine.plan import Copy, Engine, Limits, Piece, Plan, Sampler, Trim
+from celery_llama_worker.settings import WorkerSettings
 from tests.decoding import decode, generate, operate, read, run
 from tests.fakes import FakeEngine, FakeSampler
 from tests.tiny_model import tiny_model
-from worker.engine.llama import LlamaEngine, LlamaModel
-from worker.engine.plan import Copy, Engine, Limits, Piece, Plan, Sampler, Trim
-from worker.engine.sampling import make_sampler
-from worker.settings import WorkerSettings
 
 PROMPT = [40, 41, 42, 43, 44, 45, 46, 47]
 OTHER = [90, 91, 92]

@@ -10,20 +10,20 @@ import gguf
 import numpy as np
 import pytest
 
-from producer.embedding import parse_embed_job
-from producer.errors import InvalidJob
-from producer.jobs import GenerateJob
+from celery_llama.protocol.embedding import parse_embed_job
+from celery_llama.protocol.errors import InvalidJob
+from celery_llama.protocol.jobs import GenerateJob
+from celery_llama_worker.engine.embedding.embedder import LlamaEmbedder
+from celery_llama_worker.engine.embedding.preparer import EmbedPreparer
+from celery_llama_worker.engine.embedding.scheduler import EmbedScheduler
+from celery_llama_worker.engine.llama.model import LlamaModel
+from celery_llama_worker.engine.outputs import Vector
+from celery_llama_worker.engine.plan import Piece, Plan, Values
+from celery_llama_worker.engine.preparing.preparer import GeneratePreparer
+from celery_llama_worker.errors import StartupError, TextTooLong
+from celery_llama_worker.settings import WorkerSettings
 from tests.tiny_kinds import CLS, ENCODER_CONTEXT, SEP, write_tiny_encoder
 from tests.tiny_model import BOS, EOS, N_EMBED, tiny_model, write_tiny_adapter, write_tiny_model
-from worker.engine.embed_preparer import EmbedPreparer
-from worker.engine.embedder import LlamaEmbedder
-from worker.engine.embedding import EmbedScheduler
-from worker.engine.model import LlamaModel
-from worker.engine.outputs import Vector
-from worker.engine.plan import Piece, Plan, Values
-from worker.engine.preparer import JobPreparer
-from worker.errors import StartupError, TextTooLong
-from worker.settings import WorkerSettings
 
 #: Fused attention rounds to 16 bits on the way, in an order that depends on the others in a call.
 SETTINGS = WorkerSettings(
@@ -181,7 +181,7 @@ def test_an_embedding_model_refuses_to_generate_and_a_generating_one_to_embed(en
     with pytest.raises(InvalidJob, match="makes embeddings and generates no text"):
         EmbedPreparer(encoder, SETTINGS, 64).prepare("j", 1, GenerateJob(prompt="a"), {}, None)
     with LlamaModel(tiny_model()) as generating:
-        preparer = JobPreparer(generating, SETTINGS, reproducible=True)
+        preparer = GeneratePreparer(generating, SETTINGS, reproducible=True)
         with pytest.raises(InvalidJob, match="generates text and makes no embeddings"):
             preparer.prepare("j", 1, parse_embed_job({"input": "a"}), {}, None)
 

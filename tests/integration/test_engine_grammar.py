@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from producer.jobs import GenerateJob
+from celery_llama.protocol.jobs import GenerateJob
+from celery_llama_worker.engine.constraint.grammar import job_grammar
+from celery_llama_worker.engine.llama.candidates import Candidates
+from celery_llama_worker.engine.llama.model import LlamaModel
+from celery_llama_worker.engine.llama.sampling import make_sampler
+from celery_llama_worker.errors import BadGrammar
 from tests.tiny_model import tiny_model
-from worker.engine.candidates import Candidates
-from worker.engine.grammar import job_grammar
-from worker.engine.model import LlamaModel
-from worker.engine.sampling import make_sampler
-from worker.errors import BadGrammar
 
 SYMBOLS = [
     '"a"',

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from producer.jobs import parse_generate_job
-from producer.replay import DeliveredChoice
+from celery_llama.ledger.replay import DeliveredChoice
+from celery_llama.protocol.jobs import parse_generate_job
+from celery_llama_worker.engine.llama.engine import LlamaEngine
+from celery_llama_worker.engine.llama.model import LlamaModel
+from celery_llama_worker.engine.plan import Copy, Piece, Plan, Save
+from celery_llama_worker.engine.preparing.preparer import GeneratePreparer
+from celery_llama_worker.engine.probe import probe
+from celery_llama_worker.engine.scheduling.scheduler import GenerateScheduler
+from celery_llama_worker.engine.scheduling.sequence import Attempt
+from celery_llama_worker.settings import WorkerSettings
 from tests.stepping import tokens_of_jobs
 from tests.tiny_kinds import WINDOW, write_tiny_hybrid, write_tiny_mamba, write_tiny_windows
-from worker.engine.llama import LlamaEngine
-from worker.engine.model import LlamaModel
-from worker.engine.plan import Copy, Piece, Plan, Save
-from worker.engine.preparer import JobPreparer
-from worker.engine.probe import probe
-from worker.engine.scheduler import Scheduler
-from worker.engine.sequence import Attempt
-from worker.settings import WorkerSettings
 
 KINDS: dict[str, Callable[[Path], Path]] = {
     "recurrent": write_tiny_mamba,
@@ -67,7 +67,7 @@ class Watching(LlamaEngine):
         return super().execute(plan)
 
 
-def attempt(preparer: JobPreparer, name: str, delivered: dict[int, list[int]] | None = None) -> Attempt:
+def attempt(preparer: GeneratePreparer, name: str, delivered: dict[int, list[int]] | None = None) -> Attempt:
     fields = {"temperature": 0.0, "max_tokens": 16, "seed": 7, "ignore_eos": True, **JOBS[name.rstrip("+")]}
     said = {choice: DeliveredChoice(tokens=tokens) for choice, tokens in (delivered or {}).items()}
     return preparer.prepare(name, 1, parse_generate_job(fields), said, None).attempt
@@ -83,10 +83,10 @@ class Run:
         ends: Mapping[int, list[str]] | None = None,
         settings: WorkerSettings = SETTINGS,
     ) -> None:
-        preparer = JobPreparer(model, settings, reproducible=True)
+        preparer = GeneratePreparer(model, settings, reproducible=True)
         with Watching(model, settings) as engine:
             engine.plans = []
-            self.scheduler = Scheduler(engine.limits, model, chunk_tokens=16, prefill_tokens=64)
+            self.scheduler = GenerateScheduler(engine.limits, model, chunk_tokens=16, prefill_tokens=64)
             self.tokens = tokens_of_jobs(
                 self.scheduler,
                 engine,
@@ -176,9 +176,9 @@ def test_a_text_longer_than_a_window_goes_on(model: LlamaModel) -> None:
 
 
 def test_a_resumed_job_goes_on_after_what_was_delivered(model: LlamaModel) -> None:
-    preparer = JobPreparer(model, SETTINGS, reproducible=True)
+    preparer = GeneratePreparer(model, SETTINGS, reproducible=True)
     with LlamaEngine(model, SETTINGS) as engine:
-        scheduler = Scheduler(engine.limits, model, chunk_tokens=16, prefill_tokens=64)
+        scheduler = GenerateScheduler(engine.limits, model, chunk_tokens=16, prefill_tokens=64)
         whole = tokens_of_jobs(scheduler, engine, lambda step: [attempt(preparer, "short")] * (step == 0), 0)["short"][
             0
         ]
@@ -198,11 +198,11 @@ def test_a_call_that_was_aborted_midway_costs_the_context_because_it_cannot_be_u
             return self.codes.pop() if self.codes else code
 
     expected = Run(model, {0: ["long"]}).tokens["long"]
-    preparer = JobPreparer(model, SETTINGS, reproducible=True)
+    preparer = GeneratePreparer(model, SETTINGS, reproducible=True)
     with Aborted(model, SETTINGS) as engine:
         engine.codes = [2]
         (result,) = engine.execute(Plan(calls=[[Piece(0, 0, [300] * 16, None), Piece(1, 0, [301] * 16, None)]]))
-        scheduler = Scheduler(engine.limits, model, chunk_tokens=16, prefill_tokens=64)
+        scheduler = GenerateScheduler(engine.limits, model, chunk_tokens=16, prefill_tokens=64)
         said = tokens_of_jobs(scheduler, engine, lambda step: [attempt(preparer, "long")] * (step == 0), 0)
 
     assert result.error is not None
@@ -212,10 +212,10 @@ def test_a_call_that_was_aborted_midway_costs_the_context_because_it_cannot_be_u
 
 def test_the_probe_leaves_every_slot_empty(model: LlamaModel) -> None:
     expected = alone(model)["long"]
-    preparer = JobPreparer(model, SETTINGS, reproducible=True)
+    preparer = GeneratePreparer(model, SETTINGS, reproducible=True)
     with LlamaEngine(model, SETTINGS) as engine:
         report = probe(engine, model.n_vocab, 16)
-        scheduler = Scheduler(engine.limits, model, chunk_tokens=16, prefill_tokens=64)
+        scheduler = GenerateScheduler(engine.limits, model, chunk_tokens=16, prefill_tokens=64)
         said = tokens_of_jobs(scheduler, engine, lambda step: [attempt(preparer, "long")] * (step == 0), 0)
 
     assert said["long"] == expected

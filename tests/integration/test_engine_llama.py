@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from producer.jobs import GenerateJob
+from celery_llama.protocol.jobs import GenerateJob
+from celery_llama_worker.engine.llama.engine import LlamaEngine, LlamaModel
+from celery_llama_worker.engine.llama.sampling import make_sampler
+from celery_llama_worker.engine.plan import Copy, Piece, Plan, Sampled, Sampler, Trim
+from celery_llama_worker.errors import StartupError
+from celery_llama_worker.settings import WorkerSettings
 from tests.decoding import generate, operate, read, run
 from tests.tiny_model import EOS, TURN_END, tiny_model, write_tiny_model
-from worker.engine.llama import LlamaEngine, LlamaModel
-from worker.engine.plan import Copy, Piece, Plan, Sampled, Sampler, Trim
-from worker.engine.sampling import make_sampler
-from worker.errors import StartupError
-from worker.settings import WorkerSettings
 
 PROMPT = [40, 41, 42, 43]
 
@@ -137,7 +137,7 @@ def test_a_context_longer_than_the_model_knows_is_warned_of(
 def test_cells_that_will_not_fit_into_memory_are_warned_of(
     model: LlamaModel, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.engine.context.available_bytes", lambda: 1000)
+    monkeypatch.setattr("celery_llama_worker.engine.llama.context.available_bytes", lambda: 1000)
     with LlamaEngine(model, WorkerSettings(slots=1, ctx_per_slot=256)):
         pass
 

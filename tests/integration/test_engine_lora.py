@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
-from producer.errors import InvalidJob
-from producer.jobs import GenerateJob, parse_generate_job
+from celery_llama.protocol.errors import InvalidJob
+from celery_llama.protocol.jobs import GenerateJob, parse_generate_job
+from celery_llama_worker.engine.llama.engine import LlamaEngine
+from celery_llama_worker.engine.llama.model import LlamaModel
+from celery_llama_worker.engine.llama.sampling import make_sampler
+from celery_llama_worker.engine.plan import Adapters, Piece, Plan, Trim
+from celery_llama_worker.engine.preparing.preparer import GeneratePreparer
+from celery_llama_worker.engine.probe import probe
+from celery_llama_worker.engine.scheduling.scheduler import GenerateScheduler
+from celery_llama_worker.engine.scheduling.sequence import Attempt
+from celery_llama_worker.errors import StartupError
+from celery_llama_worker.model_files import load_model
+from celery_llama_worker.settings import WorkerSettings
 from tests.stepping import tokens_of_jobs
 from tests.tiny_model import tiny_model, write_tiny_adapter
-from worker.engine.llama import LlamaEngine
-from worker.engine.model import LlamaModel
-from worker.engine.plan import Adapters, Piece, Plan, Trim
-from worker.engine.preparer import JobPreparer
-from worker.engine.probe import probe
-from worker.engine.sampling import make_sampler
-from worker.engine.scheduler import Scheduler
-from worker.engine.sequence import Attempt
-from worker.errors import StartupError
-from worker.models import load_model
-from worker.settings import WorkerSettings
 
 TEXT = "the thin king and the other one ate an apple in the inn. " * 2
 JOBS: dict[str, dict[str, Any]] = {
@@ -67,9 +67,9 @@ SETTINGS = WorkerSettings(slots=4, ctx_per_slot=256, chunk_tokens=16, prefill_to
 
 def run(model: LlamaModel, arrivals: Mapping[int, list[str]]) -> dict[str, dict[int, list[int]]]:
     """Let jobs arrive at these steps; the tokens of every choice."""
-    preparer = JobPreparer(model, SETTINGS, reproducible=True, reproducible_with_lora=True)
+    preparer = GeneratePreparer(model, SETTINGS, reproducible=True, reproducible_with_lora=True)
     with LlamaEngine(model, SETTINGS) as engine:
-        scheduler = Scheduler(engine.limits, model, chunk_tokens=16, prefill_tokens=64)
+        scheduler = GenerateScheduler(engine.limits, model, chunk_tokens=16, prefill_tokens=64)
 
         def attempts(step: int) -> Iterator[Any]:
             for name in arrivals.get(step, []):
@@ -110,9 +110,9 @@ def test_every_set_of_adapters_says_something_else_and_a_scale_of_zero_is_no_ada
 
 
 def test_a_prefix_is_found_by_jobs_with_the_same_adapters_only(model: LlamaModel) -> None:
-    preparer = JobPreparer(model, SETTINGS, reproducible=True)
+    preparer = GeneratePreparer(model, SETTINGS, reproducible=True)
     with LlamaEngine(model, SETTINGS) as engine:
-        scheduler = Scheduler(engine.limits, model, chunk_tokens=16, prefill_tokens=64)
+        scheduler = GenerateScheduler(engine.limits, model, chunk_tokens=16, prefill_tokens=64)
         read = []
         for number, name in enumerate(("plain", "red", "red", "plain", "blue")):
             job = parse({"prompt": TEXT, "max_tokens": 1, **JOBS[name]})
@@ -127,9 +127,9 @@ def test_a_prefix_is_found_by_jobs_with_the_same_adapters_only(model: LlamaModel
 
 
 def test_a_step_changes_the_adapters_as_rarely_as_can_be(model: LlamaModel) -> None:
-    preparer = JobPreparer(model, SETTINGS, reproducible=True)
+    preparer = GeneratePreparer(model, SETTINGS, reproducible=True)
     with Counting(model, SETTINGS) as engine:
-        scheduler = Scheduler(engine.limits, model, chunk_tokens=16, prefill_tokens=64)
+        scheduler = GenerateScheduler(engine.limits, model, chunk_tokens=16, prefill_tokens=64)
         for name in ("plain", "red"):
             scheduler.add(
                 preparer.prepare(name, 1, parse({"prompt": "the", "max_tokens": 20, **JOBS[name]}), {}, None).attempt
@@ -168,14 +168,14 @@ def test_the_probe_tells_of_adapters_too(model: LlamaModel) -> None:
 
 
 def test_an_adapter_that_the_worker_does_not_have_is_refused(model: LlamaModel) -> None:
-    preparer = JobPreparer(model, SETTINGS, reproducible=True)
+    preparer = GeneratePreparer(model, SETTINGS, reproducible=True)
 
     with pytest.raises(InvalidJob, match=r"^lora: this worker has no green, it has red, blue$"):
         preparer.prepare("j", 1, parse({"prompt": "x", "lora": [{"name": "green"}]}), {}, None)
 
 
 def test_results_of_jobs_with_adapters_vouch_only_for_what_was_probed_with_adapters(model: LlamaModel) -> None:
-    preparer = JobPreparer(model, SETTINGS, reproducible=True, reproducible_with_lora=False)
+    preparer = GeneratePreparer(model, SETTINGS, reproducible=True, reproducible_with_lora=False)
     fields = {"prompt": "x", "lora": [{"name": "red"}]}
 
     assert preparer.prepare("j", 1, parse({"prompt": "x"}), {}, None).reproducible

@@ -8,16 +8,16 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from producer.jobs import GenerateJob
+from celery_llama.protocol.jobs import GenerateJob
+from celery_llama_worker.engine.llama.engine import LlamaEngine, LlamaModel
+from celery_llama_worker.engine.llama.sampling import make_sampler
+from celery_llama_worker.engine.plan import CallError, Limits, Trim
+from celery_llama_worker.engine.probe import probe
+from celery_llama_worker.errors import EngineFault
+from celery_llama_worker.settings import WorkerSettings
 from tests.decoding import generate, operate, read
 from tests.fakes import FakeEngine
 from tests.tiny_model import tiny_model
-from worker.engine.llama import LlamaEngine, LlamaModel
-from worker.engine.plan import CallError, Limits, Trim
-from worker.engine.probe import probe
-from worker.engine.sampling import make_sampler
-from worker.errors import EngineFault
-from worker.settings import WorkerSettings
 
 
 class UnevenEngine(LlamaEngine):

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from producer.errors import InvalidJob
-from producer.jobs import GenerateJob, Guidance, Message, TextPart
+from celery_llama.protocol.errors import InvalidJob
+from celery_llama.protocol.jobs import GenerateJob, Guidance, Message, TextPart
+from celery_llama_worker.engine.llama.model import LlamaModel
+from celery_llama_worker.engine.preparing.prompt import PromptBuilder
+from celery_llama_worker.errors import BadTemplate, PromptTooLong
 from tests.tiny_model import BOS, CHAT_TEMPLATE, TURN_START, tiny_model, write_tiny_model
-from worker.engine.model import LlamaModel
-from worker.engine.prompt import PromptBuilder
-from worker.errors import BadTemplate, PromptTooLong
 
 HELLO = [Message(role="user", content="the end")]
 

@@ -12,18 +12,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from producer.errors import InvalidJob
-from producer.jobs import GenerateJob
+from celery_llama.protocol.errors import InvalidJob
+from celery_llama.protocol.jobs import GenerateJob
+from celery_llama_worker.engine.constraint.grammar import job_grammar
+from celery_llama_worker.engine.llama import dry
+from celery_llama_worker.engine.llama.candidates import Candidates, Logits
+from celery_llama_worker.engine.llama.engine import LlamaEngine, LlamaModel
+from celery_llama_worker.engine.llama.sampling import LlamaSampler, make_sampler
+from celery_llama_worker.engine.plan import Piece, Sampled
+from celery_llama_worker.errors import EngineFault
+from celery_llama_worker.settings import WorkerSettings
 from tests.decoding import run
 from tests.tiny_model import EOS, TURN_END, tiny_model
-from worker.engine import dry
-from worker.engine.candidates import Candidates, Logits
-from worker.engine.grammar import job_grammar
-from worker.engine.llama import LlamaEngine, LlamaModel
-from worker.engine.plan import Piece, Sampled
-from worker.engine.sampling import LlamaSampler, make_sampler
-from worker.errors import EngineFault
-from worker.settings import WorkerSettings
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "llama-server's defaults": {},
@@ -227,7 +227,7 @@ def test_greedy_within_a_grammar_is_the_likeliest_token_that_fits(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ties included: of equals the first."""
-    monkeypatch.setattr("worker.engine.sampling._LIKELIEST", 100)
+    monkeypatch.setattr("celery_llama_worker.engine.llama.sampling._LIKELIEST", 100)
     grammar = "root ::= [a-m] .*"
     for seed in range(20):
         row = np.round(logits(model, seed))  # many ties

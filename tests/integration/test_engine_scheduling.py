@@ -1,4 +1,4 @@
-"""Scheduler and llama.cpp together on the tiny model: what is read, what is shared, what if cells run short."""
+"""GenerateScheduler and llama.cpp together on the tiny model: what is read, what is shared, what if cells run short."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from producer.errors import InvalidJob
-from producer.jobs import GenerateJob
-from producer.replay import DeliveredChoice
+from celery_llama.ledger.replay import DeliveredChoice
+from celery_llama.protocol.errors import InvalidJob
+from celery_llama.protocol.jobs import GenerateJob
+from celery_llama_worker.engine.llama.engine import LlamaEngine
+from celery_llama_worker.engine.llama.model import LlamaModel
+from celery_llama_worker.engine.llama.sampling import LlamaSampler
+from celery_llama_worker.engine.outputs import Ended, Output, Text
+from celery_llama_worker.engine.preparing import preparer as preparer_module
+from celery_llama_worker.engine.preparing.preparer import GeneratePreparer
+from celery_llama_worker.engine.scheduling.scheduler import GenerateScheduler
+from celery_llama_worker.errors import EngineFault
+from celery_llama_worker.settings import WorkerSettings
 from tests.tiny_model import tiny_model
-from worker.engine import preparer as preparer_module
-from worker.engine.llama import LlamaEngine
-from worker.engine.model import LlamaModel
-from worker.engine.outputs import Ended, Output, Text
-from worker.engine.preparer import JobPreparer
-from worker.engine.sampling import LlamaSampler
-from worker.engine.scheduler import Scheduler
-from worker.errors import EngineFault
-from worker.settings import WorkerSettings
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +30,12 @@ def model() -> Iterator[LlamaModel]:
 
 def finish(
     model: LlamaModel, settings: WorkerSettings, jobs: Sequence[dict[str, Any]]
-) -> tuple[Scheduler, list[Output]]:
+) -> tuple[GenerateScheduler, list[Output]]:
     """Run all jobs to their end; the scheduler, for its figures, and what it said."""
-    preparer = JobPreparer(model, settings, reproducible=False)
+    preparer = GeneratePreparer(model, settings, reproducible=False)
     outputs: list[Output] = []
     with LlamaEngine(model, settings) as engine:
-        scheduler = Scheduler(
+        scheduler = GenerateScheduler(
             engine.limits, model, chunk_tokens=settings.chunk_tokens, prefill_tokens=settings.prefill_tokens
         )
         for number, fields in enumerate(jobs):
@@ -99,7 +99,7 @@ def test_in_one_pool_a_job_may_be_longer_than_a_slot(model: LlamaModel) -> None:
 
 def test_a_choice_that_an_earlier_attempt_completed_gets_no_token_more(model: LlamaModel) -> None:
     settings = WorkerSettings(slots=2, ctx_per_slot=64, threads=1)
-    preparer = JobPreparer(model, settings, reproducible=False)
+    preparer = GeneratePreparer(model, settings, reproducible=False)
     job = GenerateJob(prompt=[9] * 5, n=2, max_tokens=6, temperature=0.0, ignore_eos=True)
     said = {0: DeliveredChoice(tokens=[7, 8], finish_reason="stop"), 1: DeliveredChoice(tokens=[7, 8])}
 
@@ -113,7 +113,7 @@ def test_a_job_of_which_one_choice_cannot_go_on_leaves_nothing_in_llama_cpp(
 ) -> None:
     closed: list[LlamaSampler] = []
     monkeypatch.setattr(LlamaSampler, "close", lambda self: closed.append(self))
-    preparer = JobPreparer(model, WorkerSettings(slots=3, ctx_per_slot=64, threads=1), reproducible=False)
+    preparer = GeneratePreparer(model, WorkerSettings(slots=3, ctx_per_slot=64, threads=1), reproducible=False)
     job = GenerateJob(prompt=[9] * 5, n=3, max_tokens=6, grammar='root ::= "abc"')
     allowed, forbidden = (model.tokenize(text, add_special=False, parse_special=False) for text in ("a", "x"))
     said = {0: DeliveredChoice(tokens=allowed), 1: DeliveredChoice(tokens=forbidden)}
@@ -127,7 +127,7 @@ def test_a_job_of_which_one_choice_cannot_go_on_leaves_nothing_in_llama_cpp(
 def test_a_result_with_more_log_probabilities_than_redis_can_hold_is_refused(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    preparer = JobPreparer(model, WorkerSettings(slots=2, ctx_per_slot=64, threads=1), reproducible=False)
+    preparer = GeneratePreparer(model, WorkerSettings(slots=2, ctx_per_slot=64, threads=1), reproducible=False)
     job = GenerateJob(prompt=[9] * 5, n=2, max_tokens=6, logprobs=True, top_logprobs=4)
     monkeypatch.setattr(preparer_module, "_MOST_LOGPROBS", 2 * 6 * 5)
     preparer.prepare("job", 1, job, {}, None)

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from producer.errors import ServerUnreachable
+from celery_llama.protocol.errors import ServerUnreachable
+from celery_llama_worker.bookkeeping.keeper import Keeper
+from celery_llama_worker.settings import WorkerSettings
 from tests.scene import Server, scene
 from tests.waiting import wait_until
-from worker.keeper import Keeper
-from worker.settings import WorkerSettings
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import redis
 
-from producer import queries
-from producer.events import AnyEvent
-from producer.ledger import Emission, Ledger, Submission
-from producer.names import Names
-from producer.replay import PAGE_ENTRIES, delivered, read_events
-from producer.results import JobInfo
+from celery_llama.ledger import queries
+from celery_llama.ledger.ledger import Emission, Ledger, Submission
+from celery_llama.ledger.replay import PAGE_ENTRIES, delivered, read_events
+from celery_llama.protocol.events import AnyEvent
+from celery_llama.protocol.names import Names
+from celery_llama.protocol.results import JobInfo
 from tests.integration.hand import Hand
 
 Enter = Callable[..., Submission]
@@ -188,7 +188,7 @@ def test_a_job_whose_end_celery_knows_is_claimed_without_its_result(enter: Enter
     enter()
     hand.claim("j")
     hand.finish("j", "text", seq=1)
-    hand.do(hand.ledger.told("j"))
+    hand.do(hand.ledger.acknowledge("j"))
 
     claim = hand.claim("j", "worker-2")
 
@@ -315,7 +315,7 @@ def test_a_queued_job_is_cancelled_at_once(enter: Enter, hand: Hand, info: Info,
 def test_a_job_is_open_until_celery_has_been_told(enter: Enter, hand: Hand, names: Names, how: str) -> None:
     """Its worker may die a moment after the end, and its message be lost."""
     enter()
-    assert hand.do(hand.ledger.told("j")) == "open"
+    assert hand.do(hand.ledger.acknowledge("j")) == "open"
     if how == "close":
         hand.do(hand.ledger.cancel("j"))
         assert hand.connection.ttl(names.job("j")) == -1, "its message may come after a day and must find how it ended"
@@ -324,7 +324,7 @@ def test_a_job_is_open_until_celery_has_been_told(enter: Enter, hand: Hand, name
         hand.finish("j", seq=1)
     assert hand.connection.zcard(names.open) == 1
 
-    assert hand.do(hand.ledger.told("j")) == "told"
+    assert hand.do(hand.ledger.acknowledge("j")) == "acknowledged"
     assert hand.connection.zcard(names.open) == 0
     assert 0 < hand.connection.ttl(names.job("j")) <= hand.ledger.result_ttl_seconds
 
@@ -337,7 +337,7 @@ def test_a_job_that_was_put_back_into_the_queue_is_open_whatever_celery_was_told
     hand.finish("j", seq=1, status="failed")
     hand.do(hand.ledger.retry("j"))
 
-    assert hand.do(hand.ledger.told("j")) == "open"
+    assert hand.do(hand.ledger.acknowledge("j")) == "open"
     assert hand.connection.zcard(names.open) == 1
 
 

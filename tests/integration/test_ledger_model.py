@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from producer import queries
-from producer.cursor import EventCursor
-from producer.replay import delivered, read_events
-from producer.results import END_STATUSES
-from producer.settings import Settings
+from celery_llama.ledger import queries
+from celery_llama.ledger.cursor import EventCursor
+from celery_llama.ledger.replay import delivered, read_events
+from celery_llama.protocol.results import END_STATUSES
+from celery_llama.settings import Settings
 from tests.integration.hand import Hand
 
 OWNERS = st.sampled_from(["w1", "w2", "w3"])
@@ -33,7 +33,7 @@ class Modelled:
     released: int = 0
     cancel: bool = False
     #: Whether Celery knows how it ended.
-    told: bool = False
+    acknowledged: bool = False
     #: Ended without a worker.
     closed: bool = False
     texts: list[str] = field(default_factory=list)
@@ -87,7 +87,7 @@ class LedgerAgainstModel(RuleBasedStateMachine):
         job = self.jobs.setdefault(job_id, Modelled(expires=False))
         if job.ended:
             assert claim.outcome == "ended"
-            assert (claim.result and claim.result.status) == (None if job.told else job.status)
+            assert (claim.result and claim.result.status) == (None if job.acknowledged else job.status)
         elif self.held(job) and job.owner != owner:
             assert claim.outcome == "busy"
         else:
@@ -183,11 +183,11 @@ class LedgerAgainstModel(RuleBasedStateMachine):
     @rule(job_id=JOBS)
     def tell(self, job_id: str) -> None:
         """A worker has told Celery how the job ended, or says so late."""
-        answer = self.hand.do(self.ledger.told(job_id))
+        answer = self.hand.do(self.ledger.acknowledge(job_id))
         job = self.jobs.get(job_id)
-        assert answer == ("told" if job is None or job.ended else "open")
+        assert answer == ("acknowledged" if job is None or job.ended else "open")
         if job is not None and job.ended:
-            job.told = True
+            job.acknowledged = True
 
     @rule(job_id=JOBS)
     def retry(self, job_id: str) -> None:
@@ -234,10 +234,10 @@ class LedgerAgainstModel(RuleBasedStateMachine):
             query = queries.Query(["ZRANGE", key, 0, -1], lambda reply: {member.decode() for member in reply})
             return queries.ask(self.hand.connection, query)
 
-        open_jobs = {job_id for job_id, job in self.jobs.items() if not job.ended or not job.told}
+        open_jobs = {job_id for job_id, job in self.jobs.items() if not job.ended or not job.acknowledged}
         assert members(self.names.open) == open_jobs
         for job_id, job in self.jobs.items():
-            kept = not job.ended or (job.closed and not job.told)
+            kept = not job.ended or (job.closed and not job.acknowledged)
             assert (self.hand.connection.ttl(self.names.job(job_id)) == -1) == kept
         assert members(self.names.failed) == {job_id for job_id, job in self.jobs.items() if job.status == "failed"}
         assert members(self.names.expiring) == {job_id for job_id, job in self.jobs.items() if job.expires}

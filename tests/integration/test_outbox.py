@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import redis
 
-from producer.replay import read_events
-from producer.scripts import execute
-from producer.settings import Settings
+from celery_llama.ledger.replay import read_events
+from celery_llama.ledger.scripts import execute
+from celery_llama.settings import Settings
+from celery_llama_worker.bookkeeping.outcome import Outcome
+from celery_llama_worker.bookkeeping.publisher import Publisher
+from celery_llama_worker.bookkeeping.transcript import Transcript
+from celery_llama_worker.engine.outputs import Began, Ended, Text
+from celery_llama_worker.engine.plan import Sampled
 from tests.scene import Server, scene
 from tests.waiting import wait_until
-from worker.engine.outputs import Began, Ended, Text
-from worker.engine.plan import Sampled
-from worker.outcome import Outcome
-from worker.publisher import Publisher
-from worker.transcript import Transcript
 
 BOUND = 50
 

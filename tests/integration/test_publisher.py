@@ -9,19 +9,19 @@ from typing import Any, cast
 import pytest
 import redis
 
-from producer.client import Client
-from producer.connection import connect
-from producer.events import AnyEvent
-from producer.replay import delivered, read_events
-from producer.results import JobError
-from producer.settings import Settings
+from celery_llama.client.client import Client
+from celery_llama.client.connection import connect
+from celery_llama.ledger.replay import delivered, read_events
+from celery_llama.protocol.events import AnyEvent
+from celery_llama.protocol.results import JobError
+from celery_llama.settings import Settings
+from celery_llama_worker.bookkeeping.outcome import FENCED, HANDED_BACK, Outcome
+from celery_llama_worker.bookkeeping.publisher import Publisher
+from celery_llama_worker.bookkeeping.transcript import Transcript
+from celery_llama_worker.engine.outputs import Began, Ended, EndReason, Output, Text
+from celery_llama_worker.engine.plan import Sampled
 from tests.integration.hand import Hand
 from tests.waiting import wait_until
-from worker.engine.outputs import Began, Ended, EndReason, Output, Text
-from worker.engine.plan import Sampled
-from worker.outcome import FENCED, HANDED_BACK, Outcome
-from worker.publisher import Publisher
-from worker.transcript import Transcript
 
 SECONDS = 30.0
 OUTBOX_TOKENS = 50

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import redis
 
-from producer.client import Client
-from producer.names import Names
+from celery_llama.client.client import Client
+from celery_llama.protocol.names import Names
+from celery_llama_worker.bookkeeping.reconciler import Reconciler
+from celery_llama_worker.settings import WorkerSettings
 from tests.integration.hand import Hand
-from worker.reconciler import Reconciler
-from worker.settings import WorkerSettings
 
 
 class Published(list[tuple[str, Any, int]]):
@@ -90,7 +90,7 @@ def test_a_job_is_found_behind_any_number_that_have_their_messages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They may wait for long where more urgent jobs come."""
-    monkeypatch.setattr("worker.reconciler._PER_PASS", 1)
+    monkeypatch.setattr("celery_llama_worker.bookkeeping.reconciler._PER_PASS", 1)
     for job_id in ("first", "second"):
         enter(hand, job_id)
         let_time_pass(connection, names, job_id, 2_000)

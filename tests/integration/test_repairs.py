@@ -16,10 +16,10 @@ from celery.worker import state
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
-from producer.celery_app import make_app
-from producer.settings import Settings
+from celery_llama.celery_app import make_app
+from celery_llama.settings import Settings
+from celery_llama_worker.broker import backend
 from tests.scene import Server, scene
-from worker import backend
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def app(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
 @pytest.fixture
 def channel(server: Server) -> Iterator[Any]:
     """A channel that may hold one message, with two waiting."""
-    with Connection(server.url, transport="worker.transport:Transport") as connection:
+    with Connection(server.url, transport="celery_llama_worker.broker.transport:Transport") as connection:
         queue = connection.SimpleQueue("queue")
         for number in range(2):
             queue.put(number)

@@ -11,10 +11,10 @@ import pytest
 import redis
 from redis.exceptions import NoPermissionError
 
-from producer.celery_app import make_app
-from producer.client import Client
-from producer.names import GENERATE_TASK
-from producer.settings import Settings
+from celery_llama.celery_app import make_app
+from celery_llama.client.client import Client
+from celery_llama.protocol.names import GENERATE_TASK
+from celery_llama.settings import Settings
 from tests.integration.hand import Hand
 
 PROTOCOL = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")

@@ -14,11 +14,11 @@ from celery import Celery, chain, states
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 from celery.result import AsyncResult
 
-from producer.client import Client
-from producer.errors import JobFailed
-from producer.names import GENERATE_TASK
-from producer.replay import delivered
-from producer.settings import Settings
+from celery_llama.client.client import Client
+from celery_llama.ledger.replay import delivered
+from celery_llama.protocol.errors import JobFailed
+from celery_llama.protocol.names import GENERATE_TASK
+from celery_llama.settings import Settings
 from tests.scene import Server, Worker, scene
 from tests.tiny_model import tiny_model
 from tests.waiting import wait_until

@@ -12,7 +12,7 @@ from docs.settings_table import README, render
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted(path for package in ("producer", "worker") for path in (ROOT / package).rglob("*.py"))
-MAX_MODULE_LINES, MAX_FUNCTION_LINES = 250, 50
+MAX_MODULE_LINES, MAX_FUNCTION_LINES = 300, 50
 
 #: What reaches out of the process, and the libraries that do.
 IO = {
@@ -30,42 +30,42 @@ IO = {
 }
 #: Every rule of these is tested without a model or a server.
 PURE = {
-    "producer/cursor.py",
-    "worker/engine/calls.py",
-    "worker/engine/counters.py",
-    "worker/engine/detokenizer.py",
-    "worker/engine/embedding.py",
-    "worker/engine/gbnf.py",
-    "worker/engine/json_grammar.py",
-    "worker/engine/memory.py",
-    "worker/engine/order.py",
-    "worker/engine/outputs.py",
-    "worker/engine/patterns.py",
-    "worker/engine/plan.py",
-    "worker/engine/prefix_cache.py",
-    "worker/engine/prefix_store.py",
-    "worker/engine/ranges.py",
-    "worker/engine/scheduler.py",
-    "worker/engine/schema.py",
-    "worker/engine/sequence.py",
-    "worker/engine/unified.py",
-    "worker/engine/waiting.py",
+    "producer/celery_llama/ledger/cursor.py",
+    "worker/celery_llama_worker/engine/scheduling/calls.py",
+    "worker/celery_llama_worker/engine/counters.py",
+    "worker/celery_llama_worker/engine/detokenizer.py",
+    "worker/celery_llama_worker/engine/embedding/scheduler.py",
+    "worker/celery_llama_worker/engine/constraint/gbnf.py",
+    "worker/celery_llama_worker/engine/constraint/json_grammar.py",
+    "worker/celery_llama_worker/engine/scheduling/memory.py",
+    "worker/celery_llama_worker/engine/scheduling/order.py",
+    "worker/celery_llama_worker/engine/outputs.py",
+    "worker/celery_llama_worker/engine/constraint/patterns.py",
+    "worker/celery_llama_worker/engine/plan.py",
+    "worker/celery_llama_worker/engine/scheduling/prefix_cache.py",
+    "worker/celery_llama_worker/engine/scheduling/prefix_store.py",
+    "worker/celery_llama_worker/engine/constraint/ranges.py",
+    "worker/celery_llama_worker/engine/scheduling/scheduler.py",
+    "worker/celery_llama_worker/engine/constraint/schema.py",
+    "worker/celery_llama_worker/engine/scheduling/sequence.py",
+    "worker/celery_llama_worker/engine/scheduling/unified.py",
+    "worker/celery_llama_worker/engine/scheduling/waiting.py",
 }
 #: The only ones that know llama.cpp: its functions, and llama-cpp-python's helpers for templates.
 LLAMA = {
-    "worker/engine/batch.py",
-    "worker/engine/candidates.py",
-    "worker/engine/embedder.py",
-    "worker/engine/context.py",
-    "worker/engine/dry.py",
-    "worker/engine/llama.py",
-    "worker/engine/model.py",
-    "worker/engine/sampling.py",
-    "worker/engine/prompt.py",
-    "worker/models.py",  # re-quantises the demo's model
+    "worker/celery_llama_worker/engine/llama/batch.py",
+    "worker/celery_llama_worker/engine/llama/candidates.py",
+    "worker/celery_llama_worker/engine/embedding/embedder.py",
+    "worker/celery_llama_worker/engine/llama/context.py",
+    "worker/celery_llama_worker/engine/llama/dry.py",
+    "worker/celery_llama_worker/engine/llama/engine.py",
+    "worker/celery_llama_worker/engine/llama/model.py",
+    "worker/celery_llama_worker/engine/llama/sampling.py",
+    "worker/celery_llama_worker/engine/preparing/prompt.py",
+    "worker/celery_llama_worker/model_files.py",  # re-quantises the demo's model
 }
 #: The only one that imports the composition root, which imports everything.
-COMMAND = "worker/cli.py"
+COMMAND = "worker/celery_llama_worker/cli.py"
 
 every_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 
@@ -132,7 +132,7 @@ def test_what_decides_imports_no_io(module: str) -> None:
 
 @every_module
 def test_only_the_command_imports_the_composition_root(path: Path) -> None:
-    assert "worker.assembly" not in imports(path) or name_of(path) == COMMAND
+    assert "celery_llama_worker.assembly" not in imports(path) or name_of(path) == COMMAND
 
 
 @every_module

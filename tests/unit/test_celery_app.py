@@ -6,9 +6,9 @@ import ssl
 
 import pytest
 
-from producer import celery_app
-from producer.celery_app import make_app
-from producer.settings import Settings
+from celery_llama import celery_app
+from celery_llama.celery_app import make_app
+from celery_llama.settings import Settings
 
 
 def test_every_key_of_the_broker_belongs_to_the_namespace() -> None:

@@ -18,8 +18,8 @@ import pytest
 import tornado.options
 import yaml
 
-from worker.settings import WorkerSettings
-from worker.supervisor import server_command
+from celery_llama_worker.embedded.supervisor import server_command
+from celery_llama_worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producer.cursor import EventCursor
-from producer.events import AnyEvent, Finished, Token
+from celery_llama.ledger.cursor import EventCursor
+from celery_llama.protocol.events import AnyEvent, Finished, Token
 
 
 def token(seq: int, attempt: int = 1) -> Token:

@@ -8,9 +8,9 @@ import pytest
 from celery import Celery
 from celery.contrib.testing.mocks import TaskMessage
 
-from producer.names import GENERATE_TASK
-from worker.delivery import EngineRequest
-from worker.tasks import Outcomes, register
+from celery_llama.protocol.names import GENERATE_TASK
+from celery_llama_worker.broker.delivery import EngineRequest
+from celery_llama_worker.broker.tasks import Outcomes, register
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engine.detokenizer import Detokenizer
+from celery_llama_worker.engine.detokenizer import Detokenizer
 
 TORTURE = "naïve 日本語 👩‍👩‍👧‍👦 e\u0301 🏳️‍🌈 \u200b\u0000 \U0010ffff end"
 STOPS = ["END", "\n\n", "</s>", "ab", "abc", "bcd", "👩", "日本"]

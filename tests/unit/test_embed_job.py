@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from producer.embedding import MAX_TEXTS, EmbedJob, parse_embed_job
-from producer.errors import InvalidJob
-from producer.flows import prepare_embedding
-from producer.jobs import GenerateJob, encode_body
-from producer.kinds import describe_job, parse_job, task_of
-from producer.names import EMBED_TASK, GENERATE_TASK
+from celery_llama.client.flows import prepare_embedding
+from celery_llama.protocol.embedding import MAX_TEXTS, EmbedJob, parse_embed_job
+from celery_llama.protocol.errors import InvalidJob
+from celery_llama.protocol.jobs import GenerateJob, encode_body
+from celery_llama.protocol.kinds import describe_job, parse_job, task_of
+from celery_llama.protocol.names import EMBED_TASK, GENERATE_TASK
 
 SECRET = "the user's secret"
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producer.events import parse_event
-from producer.results import Result
-from worker.engine.embedding import EmbedAttempt, EmbedScheduler, shape
-from worker.engine.outputs import Began, Ended, Output, Text, Vector
-from worker.engine.plan import Call, CallError, CallResult, Limits, Plan, Values
-from worker.transcript import Transcript
+from celery_llama.protocol.events import parse_event
+from celery_llama.protocol.results import Result
+from celery_llama_worker.bookkeeping.transcript import Transcript
+from celery_llama_worker.engine.embedding.scheduler import EmbedAttempt, EmbedScheduler, shape
+from celery_llama_worker.engine.outputs import Began, Ended, Output, Text, Vector
+from celery_llama_worker.engine.plan import Call, CallError, CallResult, Limits, Plan, Values
 
 LIMITS = Limits(slots=4, cells_per_slot=10, batch_tokens=20, can_trim=False)
 BROKEN = CallError("it broke", cells_lost=False)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from producer.results import JobError
+from celery_llama.protocol.results import JobError
+from celery_llama_worker.engine.outputs import Ended
+from celery_llama_worker.engine.plan import CallError, Piece
+from celery_llama_worker.engine.scheduling.sequence import Attempt
 from tests.fakes import FakeSampler
 from tests.stepping import Rig, attempt, sequence
-from worker.engine.outputs import Ended
-from worker.engine.plan import CallError, Piece
-from worker.engine.sequence import Attempt
 
 KEPT, LOST = CallError("no room", cells_lost=False), CallError("the device is gone", cells_lost=True)
 PROMPTS = {name: list(range(start, start + 9)) for name, start in (("a", 10), ("b", 30), ("c", 50))}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from producer.events import Failed, Finished, Token, encode_event, parse_event
+from celery_llama.protocol.events import Failed, Finished, Token, encode_event, parse_event
 
 
 def test_an_event_is_compact_json_with_its_text_as_it_is() -> None:

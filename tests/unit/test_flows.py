@@ -9,8 +9,13 @@ import pytest
 import redis
 from pydantic import BaseModel
 
-from producer import flows, steps
-from producer.errors import (
+from celery_llama.client import flows, steps
+from celery_llama.client.steps import Flow, Listen, Publish, Subscribe, TellWorkers, Waiting
+from celery_llama.ledger.ledger import Replay, Submission
+from celery_llama.ledger.queries import Query
+from celery_llama.ledger.replay import PAGE_ENTRIES
+from celery_llama.ledger.scripts import Operation
+from celery_llama.protocol.errors import (
     IdempotencyConflict,
     InvalidJob,
     JobNotFound,
@@ -19,15 +24,10 @@ from producer.errors import (
     ResultTimeout,
     StreamExpired,
 )
-from producer.events import AnyEvent, Event, encode_event, parse_event
-from producer.jobs import GenerateJob
-from producer.ledger import Replay, Submission
-from producer.queries import Query
-from producer.replay import PAGE_ENTRIES
-from producer.results import Choice, Result
-from producer.scripts import Operation
-from producer.settings import Settings
-from producer.steps import Flow, Listen, Publish, Subscribe, TellWorkers, Waiting
+from celery_llama.protocol.events import AnyEvent, Event, encode_event, parse_event
+from celery_llama.protocol.jobs import GenerateJob
+from celery_llama.protocol.results import Choice, Result
+from celery_llama.settings import Settings
 
 SETTINGS = Settings()
 NAMES = SETTINGS.names

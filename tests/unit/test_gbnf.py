@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from worker.engine.gbnf import check_gbnf
-from worker.errors import BadGrammar
+from celery_llama_worker.engine.constraint.gbnf import check_gbnf
+from celery_llama_worker.errors import BadGrammar
 
 GOOD = {
     "a literal": 'root ::= "yes" | "no"',

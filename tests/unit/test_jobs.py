@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producer.errors import InvalidJob
-from producer.jobs import GenerateJob, Message, encode_body, parse_generate_job
-from producer.kinds import describe_job
+from celery_llama.protocol.errors import InvalidJob
+from celery_llama.protocol.jobs import GenerateJob, Message, encode_body, parse_generate_job
+from celery_llama.protocol.kinds import describe_job
 
 SECRET = "the user's secret"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from worker.keeper import _Silence
+from celery_llama_worker.bookkeeping.keeper import _Silence
 
 
 class Runner:

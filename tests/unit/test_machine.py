@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.engine.machine import available_bytes, usable_cores
+from celery_llama_worker.engine.llama.machine import available_bytes, usable_cores
 
 
 @pytest.fixture
@@ -71,6 +71,6 @@ def test_a_container_without_a_limit_changes_nothing(machine: Path) -> None:
 
 
 def test_the_command_line_does_not_load_llama_cpp_to_answer() -> None:
-    loaded = "import sys, worker.cli; print([name for name in sys.modules if name.partition('.')[0] == 'llama_cpp'])"
+    loaded = "import sys, celery_llama_worker.cli; print([name for name in sys.modules if name == 'llama_cpp'])"
 
     assert subprocess.check_output([sys.executable, "-c", loaded], text=True).strip() == "[]"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from celery_llama_worker.engine.plan import CallError, Copy, Limits, Trim
+from celery_llama_worker.engine.scheduling.memory import PartitionedMemory
+from celery_llama_worker.engine.scheduling.sequence import Attempt, Sequence
 from tests.fakes import FakeSampler
 from tests.stepping import Rig, attempt, chunks_of, rows_of, sequence
-from worker.engine.memory import PartitionedMemory
-from worker.engine.plan import CallError, Copy, Limits, Trim
-from worker.engine.sequence import Attempt, Sequence
 
 SYSTEM = list(range(100, 112))  # three chunks
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from producer.errors import MissingExtra
-from worker.errors import StartupError
-from worker.models import resolve_model
-from worker.settings import WorkerSettings
+from celery_llama.protocol.errors import MissingExtra
+from celery_llama_worker.errors import StartupError
+from celery_llama_worker.model_files import resolve_model
+from celery_llama_worker.settings import WorkerSettings
 
 
 def resolve(model: str, cache_dir: Path) -> Path:

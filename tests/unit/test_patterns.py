@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from worker.engine.gbnf import check_gbnf
-from worker.engine.patterns import NOT_PLAIN, PLAIN, compile_pattern, literal
-from worker.errors import BadGrammar
+from celery_llama_worker.engine.constraint.gbnf import check_gbnf
+from celery_llama_worker.engine.constraint.patterns import NOT_PLAIN, PLAIN, compile_pattern, literal
+from celery_llama_worker.errors import BadGrammar
 
 GOOD = {
     "^abc$": '"a" "b" "c"',

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from producer.results import Choice, Result
-from worker.delivery import Deliveries, Delivery
-from worker.guests import Guests
-from worker.outcome import DROPPED, FENCED, HANDED_BACK, Outcome
-from worker.pool import EnginePool
+from celery_llama.protocol.results import Choice, Result
+from celery_llama_worker.bookkeeping.outcome import DROPPED, FENCED, HANDED_BACK, Outcome
+from celery_llama_worker.broker.delivery import Deliveries, Delivery
+from celery_llama_worker.broker.pool import EnginePool, PoolParts
+from celery_llama_worker.broker.prefetch import Prefetch
+from celery_llama_worker.broker.tasks import Outcomes
 
 COMPLETED = Outcome("ended", Result(id="j", status="completed", choices=[Choice(text="text")]))
 CANCELLED = Outcome("ended", Result(id="j", status="cancelled"))
@@ -66,36 +66,35 @@ class Message:
         self.done.append("requeued" if requeue else "rejected")
 
 
-class Wings:
-    """Everything behind the pool: notes what it is asked."""
-
-    drain_seconds = 0.0
+class Admission:
+    """The ledger's side: notes what it is asked."""
 
     def __init__(self) -> None:
-        self.deliveries = Deliveries()
-        self.guests = Guests(places=1, most=0)
         self.admitted: list[Delivery] = []
-        self.heard: list[str] = []
-        self.outcome: Outcome | None = None
+        self.acknowledged: list[str] = []
 
     def admit(self, delivery: Delivery, pool: EnginePool) -> None:
         self.admitted.append(delivery)
 
-    def told(self, job_id: str) -> None:
-        self.heard.append(job_id)
+    def cancel(self, job_id: str) -> None:
+        raise NotImplementedError
 
-    @contextlib.contextmanager
-    def finish_with(self, outcome: Outcome) -> Iterator[None]:
-        self.outcome = outcome
-        yield
+    def acknowledge(self, job_id: str) -> None:
+        self.acknowledged.append(job_id)
+
+    def hand_back(self) -> None:
+        raise NotImplementedError
 
 
 class Stage:
     """A pool with everything around it played by hand."""
 
     def __init__(self) -> None:
-        self.wings, self.hub = Wings(), Hub()
-        pool_class = type("Pool", (EnginePool,), {"backstage": self.wings})
+        self.admission, self.hub = Admission(), Hub()
+        parts = PoolParts(
+            self.admission, Outcomes(), Deliveries(), Prefetch(places=1, most_extra=0), dict, drain_seconds=0.0
+        )
+        pool_class = type("Pool", (EnginePool,), {"parts": parts})
         app = SimpleNamespace(tasks={"task": SimpleNamespace(engine_task=True)})
         self.pool: EnginePool = pool_class(4, app=app)
         self.pool.register_with_event_loop(self.hub)
@@ -123,7 +122,7 @@ class Stage:
 
     @property
     def delivery(self) -> Delivery:
-        return self.wings.admitted[-1]
+        return self.admission.admitted[-1]
 
     def claim(self) -> None:
         """What admission does when the ledger gives it the job."""
@@ -153,8 +152,8 @@ def test_a_job_that_has_ended_is_acknowledged_and_forgotten(stage: Stage) -> Non
     stage.end(COMPLETED)
 
     assert message.done == ["started", "succeeded: completed, 0 tokens"]
-    assert not stage.wings.deliveries
-    assert stage.wings.heard == ["j"]
+    assert not stage.pool.parts.deliveries
+    assert stage.admission.acknowledged == ["j"]
 
 
 def test_a_job_starts_before_it_ends_whatever_order_the_hub_calls_back_in(stage: Stage) -> None:
@@ -199,7 +198,7 @@ def test_a_job_that_the_ledger_refuses_is_claimed_again_before_its_message_goes(
     stage.pool.ended(stage.delivery, FENCED)
     stage.hub.run()
 
-    assert len(stage.wings.admitted) == 2
+    assert len(stage.admission.admitted) == 2
     assert message.done == ["started"]
 
     stage.end(DROPPED)
@@ -212,9 +211,9 @@ def test_a_message_that_comes_while_the_job_runs_is_adopted(stage: Stage) -> Non
     stage.hub.run()
     second = stage.deliver("tag-2")
 
-    assert len(stage.wings.admitted) == 1
+    assert len(stage.admission.admitted) == 1
     assert second.done == ["started"]
-    assert stage.wings.deliveries.in_work() == (["j"], ["tag-1", "tag-2"])
+    assert stage.pool.parts.deliveries.in_work() == (["j"], ["tag-1", "tag-2"])
     assert first.done == ["started"]
 
 
@@ -226,7 +225,7 @@ def test_what_an_adopted_message_is_about_is_asked_of_the_ledger(stage: Stage) -
     stage.pool.ended(stage.delivery, COMPLETED)
     stage.hub.run()
 
-    assert len(stage.wings.admitted) == 2
+    assert len(stage.admission.admitted) == 2
     assert not stage.delivery.claimed
 
     stage.end(COMPLETED)
@@ -242,14 +241,14 @@ def test_a_message_that_comes_while_the_result_is_stored_is_a_delivery_of_its_ow
     stage.hub.run()
     stage.deliver("tag-2")
     stage.may_finish.set()
-    assert len(stage.wings.admitted) == 1, "the ledger would say that nobody has told Celery"
+    assert len(stage.admission.admitted) == 1, "the ledger would say that nobody has told Celery"
     stage.settle()
 
     assert first.done[-1] == "succeeded: completed, 0 tokens"
-    assert stage.wings.heard == ["j"]
-    assert len(stage.wings.admitted) == 2
-    assert stage.wings.deliveries["j"] is stage.delivery
-    assert stage.wings.deliveries.in_work() == ([], ["tag-2"]), "Celery forgets the job; the keeper must not"
+    assert stage.admission.acknowledged == ["j"]
+    assert len(stage.admission.admitted) == 2
+    assert stage.pool.parts.deliveries["j"] is stage.delivery
+    assert stage.pool.parts.deliveries.in_work() == ([], ["tag-2"]), "Celery forgets the job; the keeper must not"
 
 
 def test_a_job_whose_result_celery_cannot_store_keeps_its_message(stage: Stage) -> None:
@@ -259,8 +258,8 @@ def test_a_job_whose_result_celery_cannot_store_keeps_its_message(stage: Stage) 
     stage.end(COMPLETED)
 
     assert message.done == ["started", "let go"], "put back at once, it would go round and round"
-    assert stage.wings.heard == []
-    assert not stage.wings.deliveries
+    assert stage.admission.acknowledged == []
+    assert not stage.pool.parts.deliveries
 
 
 def test_a_job_that_is_handed_back_goes_to_the_queue(stage: Stage) -> None:
@@ -273,7 +272,7 @@ def test_a_job_that_is_handed_back_goes_to_the_queue(stage: Stage) -> None:
 def test_a_job_that_waits_for_its_claim_is_not_vouched_for_but_its_message_is(stage: Stage) -> None:
     stage.deliver("tag")
 
-    assert stage.wings.deliveries.in_work() == ([], ["tag"])
+    assert stage.pool.parts.deliveries.in_work() == ([], ["tag"])
 
 
 def test_a_message_that_could_not_be_acknowledged_holds_no_place(
@@ -294,7 +293,7 @@ def test_a_message_that_could_not_be_acknowledged_holds_no_place(
 
     assert second.done == ["started", "let go"]
     assert first.done[-1] == "let go"
-    assert not stage.wings.deliveries
+    assert not stage.pool.parts.deliveries
     assert "out of memory" in caplog.text
 
 
@@ -304,7 +303,7 @@ def test_whether_the_hard_time_limit_has_ended_a_job_is_decided_once(
 ) -> None:
     """The limit may pass while the result is stored, and Celery would hear of two ends."""
     now = 100.0
-    monkeypatch.setattr("worker.delivery.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("celery_llama_worker.broker.delivery.time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(Message, "on_timeout", lambda message, *_: message.done.append("timed out"), raising=False)
 
     def slow_tracer(*_arguments: Any) -> tuple[int, str, float]:

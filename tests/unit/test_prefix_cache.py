@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engine.prefix_cache import Match, PrefixCache
+from celery_llama_worker.engine.scheduling.prefix_cache import Match, PrefixCache
 
 TEXT = [1, 2, 3, 4, 5, 6, 7, 8]
 NOTHING = Match(0, frozenset())

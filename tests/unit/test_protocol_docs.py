@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from celery_llama.protocol import errors
+from celery_llama.protocol.embedding import EmbedJob, parse_embed_job
+from celery_llama.protocol.events import parse_event
+from celery_llama.protocol.jobs import GenerateJob, parse_generate_job
+from celery_llama.protocol.names import GENERATE_TASK, Names
+from celery_llama.protocol.results import Result
 from docs.field_tables import TABLES, render, table
 from docs.json_schemas import FOLDER, schemas
-from producer import errors
-from producer.embedding import EmbedJob, parse_embed_job
-from producer.events import parse_event
-from producer.jobs import GenerateJob, parse_generate_job
-from producer.names import GENERATE_TASK, Names
-from producer.results import Result
 
 ROOT = Path(__file__).parents[2]
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
@@ -97,9 +97,11 @@ def test_every_error_code_is_documented() -> None:
         assert f"| `{kind.code}` |" in PROTOCOL, kind
 
 
-@pytest.mark.parametrize("script", sorted(path.stem for path in (ROOT / "producer" / "lua").iterdir()))
+@pytest.mark.parametrize(
+    "script", sorted(path.stem for path in (ROOT / "producer" / "celery_llama" / "ledger" / "lua").iterdir())
+)
 def test_every_script_is_documented(script: str) -> None:
-    assert f"| [`{script}`](../producer/lua/{script}.lua) |" in PROTOCOL
+    assert f"| [`{script}`](../producer/celery_llama/ledger/lua/{script}.lua) |" in PROTOCOL
 
 
 def test_every_link_leads_somewhere() -> None:

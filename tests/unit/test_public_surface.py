@@ -1,4 +1,4 @@
-"""What `import producer` offers, and what it costs."""
+"""What `import celery_llama` offers, and what it costs."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ import subprocess
 import sys
 from types import ModuleType
 
-import producer
+import celery_llama
 
 
 def test_all_is_exactly_what_is_visible() -> None:
     visible = {
-        name for name, value in vars(producer).items() if not name.startswith("_") and not isinstance(value, ModuleType)
+        name
+        for name, value in vars(celery_llama).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType)
     }
 
-    assert visible - {"annotations"} == set(producer.__all__)
-    assert list(producer.__all__) == sorted(producer.__all__)
+    assert visible - {"annotations"} == set(celery_llama.__all__)
+    assert list(celery_llama.__all__) == sorted(celery_llama.__all__)
 
 
 def test_every_public_name_says_what_it_is() -> None:
-    assert all(getattr(producer, name).__doc__ for name in producer.__all__)
+    assert all(getattr(celery_llama, name).__doc__ for name in celery_llama.__all__)
 
 
 def test_importing_the_client_imports_neither_celery_nor_an_engine() -> None:
     heavy = "{'celery', 'kombu', 'llama_cpp', 'worker', 'rich'}"
-    code = f"import sys, producer, producer.cli; sys.exit(' '.join({heavy} & set(sys.modules)) or 0)"
+    code = f"import sys, producer, celery_llama.cli.commands; sys.exit(' '.join({heavy} & set(sys.modules)) or 0)"
 
     process = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producer import queries
-from producer.errors import CeleryLlamaError, JobNotFound, UnreadableData
-from producer.names import Names
-from producer.results import END_STATUSES, Result
-from producer.settings import Settings
+from celery_llama.ledger import queries
+from celery_llama.protocol.errors import CeleryLlamaError, JobNotFound, UnreadableData
+from celery_llama.protocol.names import Names
+from celery_llama.protocol.results import END_STATUSES, Result
+from celery_llama.settings import Settings
 
 NAMES = Names("space")
 LEDGER = Settings().ledger

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from worker.engine.patterns import compile_pattern
-from worker.engine.ranges import FORMATS, bound_of, decimals, integers
-from worker.errors import BadGrammar
+from celery_llama_worker.engine.constraint.patterns import compile_pattern
+from celery_llama_worker.engine.constraint.ranges import FORMATS, bound_of, decimals, integers
+from celery_llama_worker.errors import BadGrammar
 
 bounds = st.none() | st.integers(-2_000, 2_000) | st.integers(-(10**17), 10**17)
 numbers = st.integers(-2_100, 2_100) | st.integers(-(10**17), 10**17)

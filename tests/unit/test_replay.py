@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from producer.events import Finished, Started, Token
-from producer.replay import Delivered, delivered
-from producer.results import TokenLogprob
+from celery_llama.ledger.replay import Delivered, delivered
+from celery_llama.protocol.events import Finished, Started, Token
+from celery_llama.protocol.results import TokenLogprob
 
 
 def test_nothing_was_delivered_by_no_events() -> None:

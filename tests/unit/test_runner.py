@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from celery_llama_worker.engine.outputs import Began, Ended, Output, Text
+from celery_llama_worker.engine.plan import CallResult, Limits, Plan
+from celery_llama_worker.engine.scheduling.scheduler import GenerateScheduler
+from celery_llama_worker.engine.scheduling.sequence import Attempt
+from celery_llama_worker.runner import Add, End, EndAll, Ping, Runner, Stop
 from tests.fakes import FakeEngine, FakeSampler
 from tests.stepping import VOCABULARY, attempt, sequence
 from tests.waiting import wait_until
-from worker.engine.outputs import Began, Ended, Output, Text
-from worker.engine.plan import CallResult, Limits, Plan
-from worker.engine.scheduler import Scheduler
-from worker.engine.sequence import Attempt
-from worker.runner import Add, End, EndAll, Ping, Runner, Stop
 
 PROMPT = [11, 12, 13]
 #: A deadline for what must happen; nothing waits for it to pass.
@@ -48,7 +48,7 @@ class Stage:
         self.said: queue.SimpleQueue[Output] = queue.SimpleQueue()
         self.crashes: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
         self.full = False
-        scheduler = Scheduler(limits, VOCABULARY, chunk_tokens=4, prefill_tokens=8)
+        scheduler = GenerateScheduler(limits, VOCABULARY, chunk_tokens=4, prefill_tokens=8)
         self.runner = Runner(self.engine, scheduler, self._emit, lambda: self.full, self.crashes.put)
 
     def _emit(self, outputs: list[Output]) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from worker.engine.candidates import Candidates, Logits
-from worker.engine.plan import Sampled
-from worker.engine.sampling_crew import Row, SamplingCrew
+from celery_llama_worker.engine.llama.candidates import Candidates, Logits
+from celery_llama_worker.engine.llama.sampling_crew import Row, SamplingCrew
+from celery_llama_worker.engine.plan import Sampled
 
 N_VOCAB = 8
 LOGITS = np.zeros(N_VOCAB, dtype=np.float32)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from producer.results import JobError
+from celery_llama.protocol.results import JobError
+from celery_llama_worker.engine.outputs import Ended
+from celery_llama_worker.engine.plan import Limits, Trim
+from celery_llama_worker.engine.scheduling.scheduler import PROGRESS_TOKENS, GenerateScheduler
+from celery_llama_worker.engine.scheduling.sequence import Attempt
 from tests.fakes import FakeSampler
 from tests.stepping import VOCABULARY, Rig, Said, attempt, chunks_of, letters, rows_of, sequence
-from worker.engine.outputs import Ended
-from worker.engine.plan import Limits, Trim
-from worker.engine.scheduler import PROGRESS_TOKENS, Scheduler
-from worker.engine.sequence import Attempt
 
 PROMPT = [11, 12, 13]
 LONG = list(range(20, 50))
@@ -558,7 +558,7 @@ def test_without_a_spare_slot_nothing_is_moved() -> None:
     rig = Rig(slots=3)
     limits = Limits(slots=3, cells_per_slot=64, batch_tokens=8, can_trim=True, spare_slots=0)
     rig.engine.limits = limits
-    rig.scheduler = Scheduler(limits, VOCABULARY, chunk_tokens=4, prefill_tokens=8)
+    rig.scheduler = GenerateScheduler(limits, VOCABULARY, chunk_tokens=4, prefill_tokens=8)
     rig.run(job("a", PROMPT, max_tokens=4), job("b", LONG, max_tokens=2), job("c", PROMPT, max_tokens=9))
 
     assert {said.reasons[0] for said in rig.said.values()} == {"length"}

@@ -10,11 +10,11 @@ from typing import NamedTuple
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from celery_llama_worker.engine.outputs import Ended, EndReason
+from celery_llama_worker.engine.plan import CallError, Piece
+from celery_llama_worker.engine.scheduling.sequence import Attempt
 from tests.fakes import FakeSampler
 from tests.stepping import Rig, Said, attempt, rows_of, sequence
-from worker.engine.outputs import Ended, EndReason
-from worker.engine.plan import CallError, Piece
-from worker.engine.sequence import Attempt
 
 SLOTS, CELLS, CHUNK = 3, 64, 4
 #: Prompts begin with one of these, so that many share something.

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from worker.engine.json_grammar import MAX_COUNT, schema_grammar
-from worker.engine.schema import Schemas
-from worker.errors import BadGrammar
+from celery_llama_worker.engine.constraint.json_grammar import MAX_COUNT, schema_grammar
+from celery_llama_worker.engine.constraint.schema import Schemas
+from celery_llama_worker.errors import BadGrammar
 
 TAGGED = {
     kind: {"type": "object", "properties": {"kind": {"const": kind}, kind: {"type": "null"}}, "required": ["kind"]}

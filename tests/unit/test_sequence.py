@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from celery_llama_worker.engine.plan import Piece, Sampled
 from tests.fakes import FakeSampler
 from tests.stepping import VOCABULARY, attempt, letters, sequence
-from worker.engine.plan import Piece, Sampled
 
 END = 250
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from producer.connection import hide_password
-from producer.settings import Settings, resolve_settings
-from worker.demo import worker_command
-from worker.settings import WorkerSettings
+from celery_llama.client.connection import hide_password
+from celery_llama.settings import Settings, resolve_settings
+from celery_llama_worker.demo.run import worker_command
+from celery_llama_worker.settings import WorkerSettings
 
 
 def test_the_environment_gives_what_the_arguments_do_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from worker.engine.time_slice import LONG_SLICE_NS, lengthen_slice, restore_slice, slice_ns
+from celery_llama_worker.engine.llama.time_slice import LONG_SLICE_NS, lengthen_slice, restore_slice, slice_ns
 
 
 def in_a_thread(act: Callable[[], None] | None) -> list[int | None]:

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producer.events import Token, parse_event
-from producer.replay import delivered
-from worker.engine.detokenizer import Detokenizer
-from worker.engine.outputs import Text
-from worker.engine.plan import Sampled
-from worker.engine.sequence import Sequence
-from worker.transcript import Transcript
+from celery_llama.ledger.replay import delivered
+from celery_llama.protocol.events import Token, parse_event
+from celery_llama_worker.bookkeeping.transcript import Transcript
+from celery_llama_worker.engine.detokenizer import Detokenizer
+from celery_llama_worker.engine.outputs import Text
+from celery_llama_worker.engine.plan import Sampled
+from celery_llama_worker.engine.scheduling.sequence import Sequence
 
 #: Joined emoji, a flag, skin tones, a keycap; combining marks; right to left; Hangul of parts; escapes of JSON.
 PARTS = {

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producer.events import Failed, Finished, Progress, Started, Token, parse_event
-from producer.replay import delivered
-from producer.results import FinishReason, JobError, Result
-from worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text
-from worker.engine.plan import Alternative, Sampled
-from worker.transcript import Transcript
+from celery_llama.ledger.replay import delivered
+from celery_llama.protocol.events import Failed, Finished, Progress, Started, Token, parse_event
+from celery_llama.protocol.results import FinishReason, JobError, Result
+from celery_llama_worker.bookkeeping.transcript import Transcript
+from celery_llama_worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text
+from celery_llama_worker.engine.plan import Alternative, Sampled
 
 BEGAN = Began("job", 1, 4)
 
@@ -203,7 +203,7 @@ def test_a_job_without_a_token_has_no_time_of_its_first() -> None:
 
 def test_the_rate_counts_the_tokens_and_the_time_after_the_first_event(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("worker.transcript.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("celery_llama_worker.bookkeeping.transcript.time.monotonic", lambda: now[0])
     one = transcript()
 
     rates = []

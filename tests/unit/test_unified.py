@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from celery_llama_worker.engine.plan import CallResult, CellOperation, Limits, Plan
+from celery_llama_worker.engine.scheduling.scheduler import GenerateScheduler
 from tests.fakes import FakeEngine, FakeSampler
 from tests.stepping import VOCABULARY, Rig, attempt, sequence
-from worker.engine.plan import CallResult, Limits, Operation, Plan
-from worker.engine.scheduler import Scheduler
 
 CHUNK, SLOTS = 4, 6
 
@@ -23,7 +23,7 @@ class PoolEngine(FakeEngine):
             self._count()
             yield result
 
-    def _operate(self, operation: Operation) -> None:
+    def _operate(self, operation: CellOperation) -> None:
         super()._operate(operation)
         self._count()
 
@@ -39,7 +39,7 @@ class UnifiedRig(Rig):
         super().__init__(slots=slots, cells=cells, chunk=CHUNK)
         limits = Limits(slots, cells, 16, can_trim=True, shared_cells=True)
         self.engine = PoolEngine(limits)
-        self.scheduler = Scheduler(limits, VOCABULARY, chunk_tokens=CHUNK, prefill_tokens=8)
+        self.scheduler = GenerateScheduler(limits, VOCABULARY, chunk_tokens=CHUNK, prefill_tokens=8)
 
 
 def says(count: int) -> FakeSampler:

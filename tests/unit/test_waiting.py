@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from celery_llama_worker.engine.plan import Drop, Load, Save
+from celery_llama_worker.engine.scheduling.sequence import Attempt
+from celery_llama_worker.engine.scheduling.waiting import MOST_SET_ASIDE
 from tests.fakes import FakeSampler
 from tests.stepping import Rig, attempt, chunks_of, rows_of, sequence
-from worker.engine.plan import Drop, Load, Save
-from worker.engine.sequence import Attempt
-from worker.engine.waiting import MOST_SET_ASIDE
 
 PROMPT = list(range(40, 49))
 SYSTEM = list(range(100, 112))

@@ -1,0 +1,99 @@
+"""The steps of which flows are made, and what the two clients share in performing them. Pure; any thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import redis
+
+from celery_llama.ledger.queries import Query
+from celery_llama.ledger.scripts import Operation
+from celery_llama.protocol.errors import ResultTimeout
+from celery_llama.protocol.events import AnyEvent
+
+#: Without a message for this long, a reader subscribes anew and looks into the stream: the connection may be dead.
+IDLE_SECONDS = 15.0
+#: How long a reader that has had contact tries to get it back.
+PATIENCE_SECONDS = 30.0
+#: How long the server may take to confirm a subscription.
+CONFIRMATION_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Send the task message."""
+
+    job_id: str
+    body: dict[str, Any]
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellWorkers:
+    """Broadcast that a job's cancel flag was set."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """Listen to this channel from now on, on a fresh subscription; replied to when the server has confirmed it."""
+
+    channel: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Wait for a message; the reply is None if none came, or if some may have been missed."""
+
+    seconds: float
+
+
+#: An event among the steps is for the reader.
+Step = Operation[Any] | Query[Any] | Publish | TellWorkers | Subscribe | Listen | AnyEvent
+T = TypeVar("T")
+Flow = Generator[Step, Any, T]
+
+
+class Waiting:
+    """How long a caller still waits, for the job and for the server."""
+
+    def __init__(self, job_id: str, timeout: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._job_id, self._timeout, self._clock = job_id, timeout, clock
+        self._began = clock()
+        self._contact: float | None = None
+
+    def listen(self) -> Listen:
+        """The next wait; raises ResultTimeout when the caller's time is over."""
+        if self._timeout is None:
+            return Listen(IDLE_SECONDS)
+        left = self._began + self._timeout - self._clock()
+        if left <= 0:
+            raise ResultTimeout(self._job_id, self._timeout)
+        return Listen(min(IDLE_SECONDS, left))
+
+    def reached(self) -> None:
+        """Note that the server answered."""
+        self._contact = self._clock()
+
+    def lost(self, error: Exception) -> None:
+        """Note that it did not; raises `error` if it never did, or has not for too long."""
+        if self._contact is None or self._clock() - self._contact > PATIENCE_SECONDS + IDLE_SECONDS:
+            raise error
+
+
+def check_confirmation(message: dict[str, Any] | None) -> None:
+    """Check the first message of a subscription; raises redis.TimeoutError."""
+    if message is None or message["type"] != "subscribe":
+        raise redis.TimeoutError("the server did not confirm the subscription")
+
+
+def message_data(message: dict[str, Any] | None) -> bytes | None:
+    """Take out what was published, as the reply to `Listen`.
+
+    Anything but a message is a new confirmation: redis-py has reconnected, and messages may have been missed.
+    """
+    return message["data"] if message is not None and message["type"] == "message" else None

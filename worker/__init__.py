@@ -1,1 +1,0 @@
-"""The GPU worker: one process, one continuous batch. Its parts are built in `worker.cli`."""

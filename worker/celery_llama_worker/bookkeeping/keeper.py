@@ -1,0 +1,128 @@
+"""The keeper: vouches for this worker and its jobs while the engine makes progress, only then. Runs the keeper thread.
+
+Three leases hang on it: the worker's own key, the jobs' places in the ledger's open set, and the scores of kombu's
+unacknowledged messages. A worker that stops vouching loses its jobs to others within the lease.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+
+import redis
+
+from celery_llama.ledger.scripts import execute
+from celery_llama_worker.bookkeeping.reconciler import Reconciler
+from celery_llama_worker.bookkeeping.urgent import UrgentWatch
+from celery_llama_worker.runner import Ping, Runner
+from celery_llama_worker.server import insist
+from celery_llama_worker.settings import WorkerSettings
+from celery_llama_worker.threads import Crash, vital_thread
+
+logger = logging.getLogger(__name__)
+
+#: How often the queue is looked at for jobs more urgent than those that run.
+_LOOK_SECONDS = 0.5
+
+
+class Keeper:
+    """Runs the keeper thread."""
+
+    def __init__(
+        self,
+        connection: redis.Redis,
+        settings: WorkerSettings,
+        owner: str,
+        runner: Runner,
+        reconciler: Reconciler,
+        urgent: UrgentWatch,
+        in_work: Callable[[], tuple[Collection[str], Collection[str]]],
+        crash: Crash,
+    ) -> None:
+        """`in_work` names the jobs and the delivery tags that this worker holds; `crash` ends the process."""
+        self._connection = connection
+        self._settings = settings
+        self._ledger = settings.ledger
+        self._lease_seconds = settings.lease_seconds
+        self._interval_seconds = settings.lease_seconds / 5
+        self._stall_seconds = settings.stall_seconds
+        self._owner = owner
+        self._runner = runner
+        self._reconciler = reconciler
+        self._urgent = urgent
+        self._in_work = in_work
+        self._crash = crash
+        self._stopping = threading.Event()
+        self._thread = vital_thread("keeper", self._run, crash)
+
+    def start(self) -> None:
+        """Take the lease and begin to keep it; raises ServerUnreachable. The model took a while to load."""
+        insist(self._settings, self._vouch)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Give up the lease: others may take over at once."""
+        self._stopping.set()
+        if self._thread.ident is None:
+            return
+        self._thread.join()
+        try:
+            self._connection.delete(self._ledger.names.lease(self._owner))
+        except redis.RedisError as error:
+            logger.warning("the lease could not be given up and will lapse by itself: %s", error)
+
+    # ---- keeper thread
+
+    def _run(self) -> None:
+        silence = _Silence(self._runner, self._interval_seconds)
+        while self._rest():
+            silent_seconds = silence.look(time.monotonic())
+            if silent_seconds > self._stall_seconds:
+                self._crash(TimeoutError(f"the engine has made no progress for {silent_seconds:.0f} s"))
+                return
+            self._runner.send(Ping())
+            if silent_seconds > self._lease_seconds:
+                continue  # no progress for a whole lease: somebody else shall have the jobs
+            try:
+                self._vouch()
+                self._reconciler.tick()
+            except redis.RedisError as error:
+                logger.warning("the lease could not be renewed: %s", error)
+
+    def _rest(self) -> bool:
+        """Let the interval pass, with an eye on the queue; False when it is time to stop."""
+        end = time.monotonic() + self._interval_seconds
+        while (left := end - time.monotonic()) > 0:
+            if self._stopping.wait(min(left, _LOOK_SECONDS)):
+                return False
+            self._urgent.look()
+        return True
+
+    def _vouch(self) -> None:
+        job_ids, delivery_tags = self._in_work()
+        execute(
+            self._connection,
+            self._ledger.vouch(self._owner, time.time(), job_ids, delivery_tags),
+        )
+
+
+class _Silence:
+    """How long the engine has been seen to make no progress.
+
+    Time in which nobody looked does not count: the process was stopped, or the keeper waited for Redis, and an engine
+    that has nothing to do answers only when it is asked.
+    """
+
+    def __init__(self, runner: Runner, interval_seconds: float) -> None:
+        self._runner, self._interval_seconds = runner, interval_seconds
+        self._seen, self._looked, self._seconds = runner.progress_at, time.monotonic(), 0.0
+
+    def look(self, now: float) -> float:
+        """Seconds of silence, the time since the last look included."""
+        progress_at = self._runner.progress_at
+        passed = min(now - self._looked, 2 * self._interval_seconds)
+        self._seconds = self._seconds + passed if progress_at == self._seen else 0.0
+        self._seen, self._looked = progress_at, now
+        return self._seconds

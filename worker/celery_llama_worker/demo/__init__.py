@@ -1,0 +1,1 @@
+"""`celery-llama-worker demo`: everything on one machine, from nothing."""

@@ -1,0 +1,1 @@
+"""A server where there is none, and the process that keeps it."""

@@ -1,0 +1,1 @@
+"""What holds a job's output to a schema or a grammar."""

@@ -1,0 +1,1 @@
+"""Embedding models: scheduler, binding, and from a job to tokens."""

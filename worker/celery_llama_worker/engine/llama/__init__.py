@@ -1,0 +1,1 @@
+"""The binding to llama.cpp: weights, contexts, batches, samplers."""

@@ -1,0 +1,86 @@
+"""How settings become a llama.cpp context: layout, batch, threads, memory. Main thread, at start."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import llama_cpp.llama_cpp as lib
+
+from celery_llama_worker.engine.llama.machine import available_bytes, usable_cores
+from celery_llama_worker.engine.llama.model import LlamaModel
+from celery_llama_worker.settings import WorkerSettings
+
+logger = logging.getLogger(__name__)
+
+_FLASH_ATTENTION = {
+    "auto": lib.LLAMA_FLASH_ATTN_TYPE_AUTO,
+    "on": lib.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+    "off": lib.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+}
+_CACHE_TYPES = {"f32": lib.GGML_TYPE_F32, "f16": lib.GGML_TYPE_F16, "q8_0": lib.GGML_TYPE_Q8_0}
+
+_CELL_BYTES = {lib.GGML_TYPE_F32: 4.0, lib.GGML_TYPE_F16: 2.0, lib.GGML_TYPE_Q8_0: 34 / 32}
+
+
+def spare_slots(model: LlamaModel, settings: WorkerSettings) -> int:
+    """One slot more than sequences, so that the scheduler can always move one; where moving is possible and helps."""
+    return 1 if model.can_trim and settings.memory == "partitioned" else 0
+
+
+def warn_of_memory(model: LlamaModel, params: Any) -> None:
+    """Say before it happens why the system may end the process: on a CPU there is no failed allocation to report."""
+    if lib.llama_supports_gpu_offload():
+        return  # there it fails, and is reported
+    needed = params.n_ctx * cell_bytes(model, params)
+    available = available_bytes()
+    if available is not None and needed > available:
+        logger.warning(
+            "the cells need about %.1f GiB and %.1f GiB are free; lower slots or ctx_per_slot, or set cache_type=q8_0",
+            needed / 2**30,
+            available / 2**30,
+        )
+
+
+def device_name() -> str:
+    """What this build of llama.cpp computes on, where there is one."""
+    return "GPU if there is one" if lib.llama_supports_gpu_offload() else "CPU (built without a GPU backend)"
+
+
+def cell_bytes(model: LlamaModel, params: Any) -> int:
+    """What the keys and values of one token take in all layers, near enough for limits and warnings."""
+    head = lib.llama_model_n_embd(model.pointer) // max(1, lib.llama_model_n_head(model.pointer))
+    values = 2 * head * lib.llama_model_n_head_kv(model.pointer) * lib.llama_model_n_layer(model.pointer)
+    return max(1, int(values * _CELL_BYTES[params.type_k]))
+
+
+def context_params(model: LlamaModel, settings: WorkerSettings) -> Any:
+    """llama.cpp's context parameters for these settings."""
+    params = lib.llama_context_default_params()
+    params.n_seq_max = settings.slots + spare_slots(model, settings)
+    params.n_ctx = params.n_seq_max * settings.ctx_per_slot
+    params.kv_unified = settings.memory == "unified"
+    params.n_batch = max(settings.prefill_tokens, settings.chunk_tokens, params.n_seq_max)
+    # A call is computed in one piece: where llama.cpp cut it would depend on how many sequences it has.
+    params.n_ubatch = params.n_batch
+    params.n_outputs_max = params.n_seq_max  # a row of logits for each slot; with fewer llama.cpp ends the process
+    params.n_threads = params.n_threads_batch = settings.threads or usable_cores()
+    params.flash_attn_type = _FLASH_ATTENTION[settings.flash_attention]
+    params.type_k = params.type_v = _CACHE_TYPES[settings.cache_type]
+    params.swa_full = model.can_trim
+    params.no_perf = True
+    return params
+
+
+def embedding_params(settings: WorkerSettings, batch_tokens: int) -> Any:
+    """A context that pools whole texts, `batch_tokens` in a call."""
+    params = lib.llama_context_default_params()
+    params.embeddings = True  # the way of pooling is left open, so llama.cpp takes the file's
+    params.n_seq_max = settings.slots
+    # Texts of any lengths share a call, so they share the cells, and one call's are enough.
+    params.kv_unified = params.swa_full = True
+    params.n_ctx = params.n_batch = params.n_ubatch = batch_tokens
+    params.n_threads = params.n_threads_batch = settings.threads or usable_cores()
+    params.flash_attn_type = _FLASH_ATTENTION[settings.flash_attention]
+    params.no_perf = True
+    return params

@@ -1,0 +1,135 @@
+"""Makes a job's attempt: prompts, samplers and text streams of all its choices. Runs on the admit thread."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+
+from celery_llama.ledger.replay import DeliveredChoice
+from celery_llama.protocol.errors import InvalidJob
+from celery_llama.protocol.jobs import MAX_SEED, GenerateJob, LoraAdapter
+from celery_llama.protocol.kinds import Job
+from celery_llama_worker.engine.detokenizer import Detokenizer
+from celery_llama_worker.engine.llama.model import LlamaModel
+from celery_llama_worker.engine.plan import Adapters
+from celery_llama_worker.engine.prepared import PreparedJob
+from celery_llama_worker.engine.preparing.prompt import PreparedPrompt, PromptBuilder
+from celery_llama_worker.engine.scheduling.sequence import Attempt, Sequence
+from celery_llama_worker.settings import WorkerSettings
+
+#: About 100 bytes each: Redis takes no value of more than 512 MB.
+_MOST_LOGPROBS = 2_000_000
+
+
+class GeneratePreparer:
+    """Prepares jobs for one model and one worker's settings."""
+
+    def __init__(
+        self, model: LlamaModel, settings: WorkerSettings, *, reproducible: bool, reproducible_with_lora: bool = False
+    ) -> None:
+        """`reproducible`: whether output is a function of the job alone although others share the batch."""
+        self._model = model
+        self._slots = settings.slots
+        self._max_seconds = settings.max_job_seconds
+        self._unified = settings.memory == "unified"
+        self.reproducible = reproducible
+        self._reproducible_with_lora = reproducible_with_lora
+        self._prompts = PromptBuilder(model, settings.cells_per_job, shared_cells=self._unified)
+
+    def piece(self, token: int) -> bytes:
+        """A token's bytes."""
+        return self._model.piece(token)
+
+    def prepare(
+        self,
+        job_id: str,
+        number: int,
+        job: Job,
+        delivered: Mapping[int, DeliveredChoice],
+        limit_seconds: float | None,
+    ) -> PreparedJob[Attempt]:
+        """Make attempt `number` of the job, which goes on after what was `delivered` of each choice.
+
+        Ends after `limit_seconds` at the latest. Raises InvalidJob, BadGrammar, EngineFault.
+        """
+        if not isinstance(job, GenerateJob):
+            raise InvalidJob("this worker's model generates text and makes no embeddings; it needs an embedding model")
+        adapters = self._adapters(job.lora)
+        prepared = self._prompts.prepare(job)
+        logprobs = job.n * prepared.max_tokens * (1 + (job.top_logprobs or 0)) if job.logprobs else 0
+        if logprobs > _MOST_LOGPROBS:
+            raise InvalidJob(
+                f"the result could have {logprobs:,} log-probabilities, at most {_MOST_LOGPROBS:,} are allowed"
+            )
+        needed = job.n * (1 if prepared.negative is None else 2)
+        if needed > self._slots:
+            raise InvalidJob(f"the job needs {needed} slots at once, this worker has {self._slots}")
+        seed = _seed_of(job_id) if job.seed is None else job.seed
+        limits = [limit for limit in (job.timeout, limit_seconds, self._max_seconds) if limit]
+        if job.reproducible == "require" and self._unified:
+            raise InvalidJob("this worker's memory is unified, so it cannot promise reproducible output")
+        reproducible = self._reproducible_with_lora if adapters else self.reproducible
+        exclusive = job.reproducible == "require" and not reproducible
+        sequences = self._choices(job, prepared, delivered, seed)
+        for sequence in sequences:
+            for part in sequence.parts:
+                part.adapters = adapters
+        attempt = Attempt(job_id, number, job.priority, min(limits), sequences, exclusive=exclusive)
+        return PreparedJob(
+            attempt, len(prepared.tokens), seed, reproducible or exclusive, choices=job.n, logprobs=job.logprobs
+        )
+
+    def _adapters(self, wanted: Iterable[LoraAdapter]) -> Adapters:
+        known = self._model.adapters
+        for adapter in wanted:
+            if adapter.name not in known:
+                raise InvalidJob(f"lora: this worker has no {adapter.name}, it has {', '.join(known) or 'no adapters'}")
+        return tuple(sorted((adapter.name, adapter.scale) for adapter in wanted if adapter.scale))
+
+    def _choices(
+        self, job: GenerateJob, prepared: PreparedPrompt, delivered: Mapping[int, DeliveredChoice], seed: int
+    ) -> list[Sequence]:
+        """All choices, or none: if one cannot be made, what the others hold in llama.cpp is freed."""
+        with ExitStack() as undo:
+            sequences = [
+                self._sequence(job, prepared, choice, delivered.get(choice, DeliveredChoice()), seed, undo)
+                for choice in range(job.n)
+            ]
+            undo.pop_all()
+        return sequences
+
+    def _sequence(
+        self, job: GenerateJob, prepared: PreparedPrompt, choice: int, said: DeliveredChoice, seed: int, undo: ExitStack
+    ) -> Sequence:
+        """One choice; an earlier attempt's tokens are replayed, so that penalties, grammar and held text are there."""
+        delivered = said.tokens
+        # Choices must differ, and a resumed one must not draw its first numbers again.
+        own_seed = (seed + 1_000_003 * choice + 7_919 * len(delivered)) % (MAX_SEED + 1)
+        sampler = self._prompts.sampler(job, prepared, own_seed)
+        undo.callback(sampler.close)
+        text = Detokenizer(prepared.stop)
+        for token in delivered:
+            sampler.accept(token)
+            text.feed(self._model.piece(token))
+
+        def sequence(prompt: list[int]) -> Sequence:
+            return Sequence(choice, [*prompt, *delivered], len(prompt), prepared.max_tokens, sampler, text)
+
+        result = sequence(list(prepared.tokens))
+        if prepared.negative is not None and job.guidance is not None:
+            result.guide = sequence(list(prepared.negative))
+            result.guide.guided = result
+            result.guidance_scale = job.guidance.scale
+        if said.finish_reason is not None:
+            result.finish_reason = said.finish_reason
+        elif text.stopped:
+            result.finish_reason = "stop"
+        elif len(delivered) >= prepared.max_tokens:
+            result.finish_reason = "length"
+        return result
+
+
+def _seed_of(job_id: str) -> int:
+    """A seed for a job that has none: the same in every attempt."""
+    return int.from_bytes(hashlib.sha256(job_id.encode()).digest()[:4]) % (MAX_SEED + 1)
