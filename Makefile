@@ -33,10 +33,11 @@ demo: $(INSTALLED) ## Server, model, worker and Flower; a handful of prompts, th
 test: check ## Lint, types, then unit, integration and end-to-end tests (ARGS="-k name" for pytest)
 	$(BIN)/pytest $(ARGS)
 
-check: $(INSTALLED) ## Lint, format and types, without changing anything
+check: $(INSTALLED) ## Lint, format, types and imports, without changing anything
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 format: $(INSTALLED) ## Fix and format the code; write the README's and the protocol's tables, and the JSON Schemas
 	$(BIN)/ruff check --fix-only

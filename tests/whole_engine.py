@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from celery_llama.ledger.replay import DeliveredChoice
+from celery_llama.protocol.delivered import DeliveredChoice
 from celery_llama.protocol.events import AnyEvent, Token, parse_event
 from celery_llama.protocol.jobs import parse_generate_job
 from celery_llama.protocol.results import Result, TokenLogprob

@@ -13,7 +13,7 @@ from celery import Celery
 
 from celery_llama.celery_app import make_app
 from celery_llama.client.client import Client, JobHandle
-from celery_llama.ledger.replay import delivered
+from celery_llama.protocol.delivered import delivered
 from celery_llama.protocol.events import AnyEvent
 from celery_llama.protocol.results import Result
 from celery_llama.settings import Settings

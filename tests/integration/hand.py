@@ -9,7 +9,8 @@ from typing import Any
 import redis
 
 from celery_llama.ledger.ledger import Claim, Emission, EmitAnswer, FinishAnswer, Ledger
-from celery_llama.ledger.scripts import Operation, T, execute
+from celery_llama.ledger.operation import Operation, T
+from celery_llama.ledger.scripts import execute
 from celery_llama.protocol.events import encode_event
 from celery_llama.protocol.results import Choice, EndStatus, FinishReason, JobError, Result
 

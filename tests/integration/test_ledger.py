@@ -10,7 +10,8 @@ import redis
 
 from celery_llama.ledger import queries
 from celery_llama.ledger.ledger import Emission, Ledger, Submission
-from celery_llama.ledger.replay import PAGE_ENTRIES, delivered, read_events
+from celery_llama.ledger.replay import PAGE_ENTRIES, read_events
+from celery_llama.protocol.delivered import delivered
 from celery_llama.protocol.events import AnyEvent
 from celery_llama.protocol.names import Names
 from celery_llama.protocol.results import JobInfo

@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from celery_llama.ledger import queries
 from celery_llama.ledger.cursor import EventCursor
-from celery_llama.ledger.replay import delivered, read_events
+from celery_llama.ledger.replay import read_events
+from celery_llama.protocol.delivered import delivered
 from celery_llama.protocol.results import END_STATUSES
 from celery_llama.settings import Settings
 from tests.integration.hand import Hand

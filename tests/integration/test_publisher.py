@@ -11,7 +11,8 @@ import redis
 
 from celery_llama.client.client import Client
 from celery_llama.client.connection import connect
-from celery_llama.ledger.replay import delivered, read_events
+from celery_llama.ledger.replay import read_events
+from celery_llama.protocol.delivered import delivered
 from celery_llama.protocol.events import AnyEvent
 from celery_llama.protocol.results import JobError
 from celery_llama.settings import Settings

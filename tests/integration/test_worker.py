@@ -15,7 +15,7 @@ from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 from celery.result import AsyncResult
 
 from celery_llama.client.client import Client
-from celery_llama.ledger.replay import delivered
+from celery_llama.protocol.delivered import delivered
 from celery_llama.protocol.errors import JobFailed
 from celery_llama.protocol.names import GENERATE_TASK
 from celery_llama.settings import Settings

@@ -12,9 +12,9 @@ from pydantic import BaseModel
 from celery_llama.client import flows, steps
 from celery_llama.client.steps import Flow, Listen, Publish, Subscribe, TellWorkers, Waiting
 from celery_llama.ledger.ledger import Replay, Submission
+from celery_llama.ledger.operation import Operation
 from celery_llama.ledger.queries import Query
 from celery_llama.ledger.replay import PAGE_ENTRIES
-from celery_llama.ledger.scripts import Operation
 from celery_llama.protocol.errors import (
     IdempotencyConflict,
     InvalidJob,

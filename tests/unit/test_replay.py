@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_llama.ledger.replay import Delivered, delivered
+from celery_llama.protocol.delivered import Delivered, delivered
 from celery_llama.protocol.events import Finished, Started, Token
 from celery_llama.protocol.results import TokenLogprob
 

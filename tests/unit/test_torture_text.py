@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_llama.ledger.replay import delivered
+from celery_llama.protocol.delivered import delivered
 from celery_llama.protocol.events import Token, parse_event
 from celery_llama_worker.bookkeeping.transcript import Transcript
 from celery_llama_worker.engine.detokenizer import Detokenizer

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_llama.ledger.replay import delivered
+from celery_llama.protocol.delivered import delivered
 from celery_llama.protocol.events import Failed, Finished, Progress, Started, Token, parse_event
 from celery_llama.protocol.results import FinishReason, JobError, Result
 from celery_llama_worker.bookkeeping.transcript import Transcript

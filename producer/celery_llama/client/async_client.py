@@ -30,8 +30,9 @@ from celery_llama.client.steps import (
     check_confirmation,
     message_data,
 )
+from celery_llama.ledger.operation import Operation
 from celery_llama.ledger.queries import Query, ask_async
-from celery_llama.ledger.scripts import Operation, execute_async
+from celery_llama.ledger.scripts import execute_async
 from celery_llama.protocol.embedding import EmbedJob
 from celery_llama.protocol.errors import CeleryLlamaError
 from celery_llama.protocol.events import AnyEvent, Event

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import redis
 
+from celery_llama.ledger.operation import Operation
 from celery_llama.ledger.queries import Query
-from celery_llama.ledger.scripts import Operation
 from celery_llama.protocol.errors import ResultTimeout
 from celery_llama.protocol.events import AnyEvent
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import uuid4
 
-from celery_llama.ledger.scripts import Argument, Operation, Script
+from celery_llama.ledger.operation import Argument, Operation, load_script
 from celery_llama.protocol.errors import UnreadableData
 from celery_llama.protocol.jobs import encode_body
 from celery_llama.protocol.names import Names
@@ -114,7 +114,7 @@ class Ledger:
         expires = "" if expires_seconds is None else expires_seconds
         metadata = encode_body(body["metadata"]) if body.get("metadata") else ""
         return Operation(
-            Script.load("submit"),
+            load_script("submit"),
             keys,
             [job_id, text, digest, expires, priority, metadata],
             lambda reply: Submission(reply[0].decode(), reply[1].decode()),
@@ -132,7 +132,7 @@ class Ledger:
         if started is not None:
             keys.append(started.key)
             arguments += [started.value, started.ttl_seconds]
-        return Operation(Script.load("claim"), keys, arguments, _parse_claim)
+        return Operation(load_script("claim"), keys, arguments, _parse_claim)
 
     def emit(self, emissions: Sequence[Emission]) -> Operation[list[EmitAnswer]]:
         """Write and publish the events of many jobs in one call; answers in the emissions' order."""
@@ -143,12 +143,12 @@ class Ledger:
             arguments += (emission.attempt, len(emission.events))
             for numbered in emission.events:
                 arguments += numbered
-        return Operation(Script.load("emit"), keys, arguments, lambda reply: [answer.decode() for answer in reply])
+        return Operation(load_script("emit"), keys, arguments, lambda reply: [answer.decode() for answer in reply])
 
     def finish(self, job_id: str, attempt: int, seq: int, event: str, result: Result) -> Operation[FinishAnswer]:
         """End a job: terminal event, result and status together."""
         return Operation(
-            Script.load("finish"),
+            load_script("finish"),
             self._ending(job_id),
             [
                 job_id,
@@ -166,7 +166,7 @@ class Ledger:
     def acknowledge(self, job_id: str) -> Operation[AcknowledgeAnswer]:
         """Note that Celery knows how the job has ended."""
         return Operation(
-            Script.load("acknowledge"),
+            load_script("acknowledge"),
             [self.names.job(job_id), self.names.open],
             [job_id, self.result_ttl_seconds],
             lambda reply: reply.decode(),
@@ -175,7 +175,7 @@ class Ledger:
     def release(self, job_id: str, attempt: int) -> Operation[ReleaseAnswer]:
         """Hand a job back unfinished."""
         return Operation(
-            Script.load("release"),
+            load_script("release"),
             [self.names.job(job_id), self.names.open],
             [job_id, attempt],
             lambda reply: reply.decode(),
@@ -192,7 +192,7 @@ class Ledger:
     def _close(self, job_id: str, why: str) -> Operation[CloseAnswer]:
         names = self.names
         return Operation(
-            Script.load("close"),
+            load_script("close"),
             [*self._ending(job_id), names.open, names.expiring],
             [job_id, why, names.lease_prefix, self.result_ttl_seconds, self.events_ttl_seconds, self.lease_seconds],
             lambda reply: reply.decode(),
@@ -207,7 +207,7 @@ class Ledger:
     ) -> Operation[None]:
         """Say that a worker is alive and has these jobs, and kombu's messages of these tags, in work."""
         return Operation(
-            Script.load("vouch"),
+            load_script("vouch"),
             [self.names.lease(owner), self.names.open, self.names.unacked_index],
             [self.lease_seconds, now_unix_seconds, len(job_ids), *job_ids, *delivery_tags],
             lambda _reply: None,
@@ -216,7 +216,7 @@ class Ledger:
     def survey(self, queue_keys: Sequence[str], limit: int) -> Operation[Survey]:
         """Count open jobs and messages, and name at most `limit` jobs that did not begin in time."""
         return Operation(
-            Script.load("survey"),
+            load_script("survey"),
             [self.names.open, self.names.expiring, self.names.unacked, *queue_keys],
             [limit],
             lambda reply: Survey(reply[0], reply[1], [job_id.decode() for job_id in reply[2]]),
@@ -226,7 +226,7 @@ class Ledger:
         """Put a failed job back into the queue; the caller publishes it again."""
         names = self.names
         return Operation(
-            Script.load("retry"),
+            load_script("retry"),
             [names.job(job_id), names.events(job_id), names.open, names.failed],
             [job_id],
             lambda reply: Replay(reply[0].decode(), reply[1], int(reply[2] or 0)),

@@ -20,8 +20,10 @@ import redis
 from pydantic_core import from_json
 
 from celery_llama.ledger.ledger import Claim, TaskState
-from celery_llama.ledger.replay import Delivered, DeliveredChoice, delivered, read_events
-from celery_llama.ledger.scripts import Operation, execute
+from celery_llama.ledger.operation import Operation
+from celery_llama.ledger.replay import read_events
+from celery_llama.ledger.scripts import execute
+from celery_llama.protocol.delivered import Delivered, DeliveredChoice, delivered
 from celery_llama.protocol.errors import CeleryLlamaError, InvalidJob, JobTooLarge
 from celery_llama.protocol.kinds import Job, parse_job
 from celery_llama.protocol.names import check_job_id

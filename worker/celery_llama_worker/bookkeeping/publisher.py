@@ -17,7 +17,8 @@ from typing import TypeVar
 import redis
 
 from celery_llama.ledger.ledger import Emission, Ledger
-from celery_llama.ledger.scripts import Operation, execute
+from celery_llama.ledger.operation import Operation
+from celery_llama.ledger.scripts import execute
 from celery_llama.protocol.results import JobError
 from celery_llama_worker.bookkeeping.outcome import FENCED, HANDED_BACK, Outcome
 from celery_llama_worker.bookkeeping.transcript import Transcript

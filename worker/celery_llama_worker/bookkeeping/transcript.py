@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_llama.ledger.ledger import Emission
-from celery_llama.ledger.replay import Delivered
+from celery_llama.protocol.delivered import Delivered
 from celery_llama.protocol.events import encode_event
 from celery_llama.protocol.results import Choice, EndStatus, FinishReason, Result, Timings, TokenLogprob, Usage
 from celery_llama_worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text, Vector

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
-
-from celery_llama_worker.engine.scheduling.sequence import Attempt, Sequence
 
 
 @dataclass(slots=True)
@@ -33,9 +30,7 @@ class Counters:
         self.largest_batch = max(self.largest_batch, decode_rows)
         self.full_batches += decode_rows == slots
 
-    def take_stock(self, running: Collection[tuple[Attempt, Sequence]], unfinished: int) -> None:
-        """Take note of the sequences that have a slot, and of how many there are in all."""
-        self.least_urgent = max((attempt.priority for attempt, _ in running), default=0)
-        self.active = len(running)
-        self.waiting = unfinished - sum(sequence.guided is None for _, sequence in running)
-        self.cells_used = sum(sequence.read for _, sequence in running)
+    def take_stock(self, *, active: int, waiting: int, least_urgent: int, cells_used: int = 0) -> None:
+        """Take note of how many have a slot (or a place in the call), how many have none, and of the last of those."""
+        self.active, self.waiting = active, waiting
+        self.least_urgent, self.cells_used = least_urgent, cells_used

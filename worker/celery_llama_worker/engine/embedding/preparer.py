@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from celery_llama.ledger.replay import DeliveredChoice
+from celery_llama.protocol.delivered import DeliveredChoice
 from celery_llama.protocol.embedding import EmbedJob
 from celery_llama.protocol.errors import InvalidJob
 from celery_llama.protocol.kinds import Job

@@ -160,9 +160,11 @@ class EmbedScheduler:
 
     def _take_stock(self, running: Sequence[EmbedAttempt]) -> None:
         here = {attempt.job_id for attempt in running}
-        self.counters.active = len(here)
-        self.counters.waiting = len(self._attempts) - len(here)
-        self.counters.least_urgent = max((attempt.priority for attempt in running), default=0)
+        self.counters.take_stock(
+            active=len(here),
+            waiting=len(self._attempts) - len(here),
+            least_urgent=max((attempt.priority for attempt in running), default=0),
+        )
 
 
 def shape(vector: Values, dimensions: int | None, *, normalize: bool) -> Values | None:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 
-from celery_llama.ledger.replay import DeliveredChoice
+from celery_llama.protocol.delivered import DeliveredChoice
 from celery_llama.protocol.errors import InvalidJob
 from celery_llama.protocol.jobs import MAX_SEED, GenerateJob, LoraAdapter
 from celery_llama.protocol.kinds import Job

@@ -168,9 +168,14 @@ class GenerateScheduler:
         self._take_stock()
 
     def _take_stock(self) -> None:
-        running = list(self._memory.running.values())
+        running = self._memory.running.values()
         unfinished = sum(len(attempt.unfinished) for attempt in self._attempts.values())
-        self.counters.take_stock(running, unfinished)
+        self.counters.take_stock(
+            active=len(running),
+            waiting=unfinished - sum(sequence.guided is None for _, sequence in running),
+            least_urgent=max((attempt.priority for attempt, _ in running), default=0),
+            cells_used=sum(sequence.read for _, sequence in running),
+        )
 
     def _advance(self, attempt: Attempt, sequence: Sequence, piece: Piece) -> None:
         self._memory.computed(attempt, sequence, tuple(piece.tokens))
