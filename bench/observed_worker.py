@@ -135,7 +135,7 @@ class ObservedPublisher(Publisher):
                     book.stamps.append((output.job_id, book.said[output.job_id], book.sampled_at_ns))
 
 
-class ObservedRunner(Runner):
+class ObservedRunner(Runner[Any]):
     """Counts whole steps."""
 
     def _step(self) -> None:

@@ -13,6 +13,7 @@ from celery_llama.ledger.ledger import TaskState
 from celery_llama_worker.bookkeeping.admission import Admission, Identity
 from celery_llama_worker.bookkeeping.outcome import DROPPED, HANDED_BACK, Outcome
 from celery_llama_worker.broker.delivery import Delivery
+from celery_llama_worker.engine.attempt import JobAttempt
 from celery_llama_worker.settings import WorkerSettings
 from tests.integration.hand import Hand
 from tests.waiting import wait_until
@@ -52,7 +53,7 @@ def around() -> Around:
 
 
 @pytest.fixture
-def admission(hand: Hand, around: Around) -> Iterator[Admission]:
+def admission(hand: Hand, around: Around) -> Iterator[Admission[JobAttempt]]:
     settings = WorkerSettings(namespace=hand.ledger.names.namespace)
     fake = cast(Any, around)
     state = TaskState(task_key(hand), "STARTED", 100)
@@ -72,7 +73,9 @@ def message() -> Delivery:
     return Delivery(1, "j", cast(Any, None), arguments, cast(Any, None), cast(Any, None), cast(Any, None))
 
 
-def test_a_job_that_a_live_worker_has_is_left_to_it(admission: Admission, around: Around, hand: Hand) -> None:
+def test_a_job_that_a_live_worker_has_is_left_to_it(
+    admission: Admission[JobAttempt], around: Around, hand: Hand
+) -> None:
     hand.claim("j", "other")
 
     admission.admit(message(), around)
@@ -81,7 +84,7 @@ def test_a_job_that_a_live_worker_has_is_left_to_it(admission: Admission, around
 
 
 def test_celery_is_told_that_a_job_has_started_with_its_claim(
-    admission: Admission, around: Around, hand: Hand, connection: redis.Redis
+    admission: Admission[JobAttempt], around: Around, hand: Hand, connection: redis.Redis
 ) -> None:
     admission.admit(message(), around)
 
@@ -91,7 +94,7 @@ def test_celery_is_told_that_a_job_has_started_with_its_claim(
 
 
 def test_celery_is_not_told_that_somebody_elses_job_has_started(
-    admission: Admission, around: Around, hand: Hand, connection: redis.Redis
+    admission: Admission[JobAttempt], around: Around, hand: Hand, connection: redis.Redis
 ) -> None:
     hand.claim("j", "other")
 
@@ -102,7 +105,7 @@ def test_celery_is_not_told_that_somebody_elses_job_has_started(
 
 
 def test_a_job_whose_worker_is_late_is_kept_until_that_worker_is_dead(
-    admission: Admission, around: Around, hand: Hand, connection: redis.Redis
+    admission: Admission[JobAttempt], around: Around, hand: Hand, connection: redis.Redis
 ) -> None:
     """kombu goes by the workers' clocks, the lease by the server's: the message may come first, and be the only one."""
     hand.claim("j", "other")
@@ -116,7 +119,7 @@ def test_a_job_whose_worker_is_late_is_kept_until_that_worker_is_dead(
 
 
 def test_a_job_whose_worker_was_late_and_lives_is_left_to_it(
-    admission: Admission, around: Around, hand: Hand, connection: redis.Redis
+    admission: Admission[JobAttempt], around: Around, hand: Hand, connection: redis.Redis
 ) -> None:
     hand.claim("j", "other")
     lease = hand.ledger.names.lease("other")
@@ -131,7 +134,7 @@ def test_a_job_whose_worker_was_late_and_lives_is_left_to_it(
 
 
 def test_a_message_that_waits_for_a_late_worker_goes_back_when_this_one_stops(
-    admission: Admission, around: Around, hand: Hand, connection: redis.Redis
+    admission: Admission[JobAttempt], around: Around, hand: Hand, connection: redis.Redis
 ) -> None:
     hand.claim("j", "other")
     connection.pexpire(hand.ledger.names.lease("other"), 10_000)
@@ -145,7 +148,7 @@ def test_a_message_that_waits_for_a_late_worker_goes_back_when_this_one_stops(
 
 
 def test_a_task_that_was_revoked_before_it_came_is_claimed_and_cancelled(
-    admission: Admission, around: Around, hand: Hand
+    admission: Admission[JobAttempt], around: Around, hand: Hand
 ) -> None:
     """Celery would drop the message and tell nobody: a job that never ends, published again for ever."""
     delivery = message()
@@ -158,7 +161,7 @@ def test_a_task_that_was_revoked_before_it_came_is_claimed_and_cancelled(
 
 
 def test_a_ledger_entry_that_cannot_be_read_is_tried_again_later_and_not_at_once(
-    admission: Admission, around: Around, hand: Hand, connection: redis.Redis
+    admission: Admission[JobAttempt], around: Around, hand: Hand, connection: redis.Redis
 ) -> None:
     connection.hset(hand.ledger.names.job("j"), mapping={"status": "completed", "result": "nonsense", "created": "1"})
     connection.zadd(hand.ledger.names.open, {"j": 1})
@@ -169,7 +172,9 @@ def test_a_ledger_entry_that_cannot_be_read_is_tried_again_later_and_not_at_once
 
 
 @pytest.mark.parametrize("priority", [True, "5", None, [5]])
-def test_a_priority_that_is_no_number_holds_nobody_up(admission: Admission, around: Around, priority: Any) -> None:
+def test_a_priority_that_is_no_number_holds_nobody_up(
+    admission: Admission[JobAttempt], around: Around, priority: Any
+) -> None:
     """redis-py refuses to send it, and the admit thread would try again for ever."""
     delivery = message()
     delivery.arguments[2]["delivery_info"] = {"priority": priority}
@@ -180,7 +185,7 @@ def test_a_priority_that_is_no_number_holds_nobody_up(admission: Admission, arou
 
 
 def test_what_celery_has_been_told_needs_no_worker_any_more(
-    admission: Admission, hand: Hand, connection: redis.Redis
+    admission: Admission[JobAttempt], hand: Hand, connection: redis.Redis
 ) -> None:
     hand.claim("j")
     hand.finish("j", seq=1)
@@ -192,7 +197,7 @@ def test_what_celery_has_been_told_needs_no_worker_any_more(
 
 
 def test_what_celery_was_told_last_is_noted_although_the_worker_stops(
-    admission: Admission, hand: Hand, connection: redis.Redis
+    admission: Admission[JobAttempt], hand: Hand, connection: redis.Redis
 ) -> None:
     hand.claim("j")
     hand.finish("j", seq=1)

@@ -77,7 +77,9 @@ def test_the_chain_chooses_what_llama_sampler_sample_chooses(model: LlamaModel, 
         with LlamaEngine(model, worker_settings) as other:
             for round_ in range(3):
                 run(other, *[Piece(slot, round_, [40 + slot + round_], _Nothing()) for slot in range(8)])
-                again += [lib.llama_sampler_sample(theirs[slot]._chain, other._context, slot) for slot in range(8)]
+                again += [
+                    lib.llama_sampler_sample(theirs[slot]._chain, other._context.pointer, slot) for slot in range(8)
+                ]
 
     assert chosen == again
 

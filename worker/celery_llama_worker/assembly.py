@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Generic
 
 import redis
 from celery import Celery
@@ -33,6 +33,7 @@ from celery_llama_worker.broker.monitoring import GatherEvents
 from celery_llama_worker.broker.pool import EnginePool, PoolParts
 from celery_llama_worker.broker.prefetch import Prefetch, prefetch_step
 from celery_llama_worker.broker.statistics import Statistics
+from celery_llama_worker.engine.attempt import A
 from celery_llama_worker.engine.embedding.embedder import LlamaEmbedder
 from celery_llama_worker.engine.embedding.preparer import EmbedPreparer
 from celery_llama_worker.engine.embedding.scheduler import EmbedScheduler
@@ -42,6 +43,7 @@ from celery_llama_worker.engine.plan import Adapters, Engine
 from celery_llama_worker.engine.preparing.preparer import GeneratePreparer
 from celery_llama_worker.engine.probe import probe
 from celery_llama_worker.engine.scheduling.scheduler import GenerateScheduler
+from celery_llama_worker.engine.scheduling.sequence import Attempt
 from celery_llama_worker.logs import configure_logging
 from celery_llama_worker.model_files import load_model
 from celery_llama_worker.runner import End, Runner, Scheduler
@@ -69,7 +71,7 @@ class Parts:
     engine: type[LlamaEngine] = LlamaEngine
     scheduler: type[GenerateScheduler] = GenerateScheduler
     publisher: type[Publisher] = Publisher
-    runner: type[Runner] = Runner
+    runner: type[Runner[Any]] = Runner
 
 
 def run_worker(settings: WorkerSettings, parts: Parts | None = None) -> int:
@@ -89,19 +91,19 @@ def run_worker(settings: WorkerSettings, parts: Parts | None = None) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Machinery:
+class Machinery(Generic[A]):
     """What a model needs to be of use: to generate text, or to embed texts."""
 
     model_name: str
     engine: Engine
-    scheduler: Scheduler
-    preparer: Preparer
+    scheduler: Scheduler[A]
+    preparer: Preparer[A]
     #: For Flower's Pool tab.
     description: dict[str, Any]
 
 
 @contextmanager
-def _machinery(settings: WorkerSettings, model: LlamaModel, parts: Parts) -> Iterator[Machinery]:
+def _machinery(settings: WorkerSettings, model: LlamaModel, parts: Parts) -> Iterator[Machinery[Any]]:
     """Build what the model's file asks for."""
     if model.pooling is None:
         with parts.engine(model, settings) as engine:
@@ -117,7 +119,7 @@ def _machinery(settings: WorkerSettings, model: LlamaModel, parts: Parts) -> Ite
 
 def _generating(
     settings: WorkerSettings, model: LlamaModel, engine: LlamaEngine, scheduler_class: type[GenerateScheduler]
-) -> Machinery:
+) -> Machinery[Attempt]:
     """Find out whether output depends on who shares the batch; results say so."""
 
     def vouch(adapters: Adapters) -> bool:
@@ -149,7 +151,7 @@ def _generating(
 
 @contextmanager
 def _running(
-    settings: WorkerSettings, machinery: Machinery, app: Celery, outcomes: tasks.Outcomes, parts: Parts
+    settings: WorkerSettings, machinery: Machinery[A], app: Celery, outcomes: tasks.Outcomes, parts: Parts
 ) -> Iterator[PoolParts]:
     """Everything behind the pool, started; stopped on the way out."""
     with connect(settings) as for_events, connect(settings) as for_claims, connect(settings) as for_leases:
@@ -176,8 +178,8 @@ def _running(
 
 
 def _connect_engine(
-    settings: WorkerSettings, machinery: Machinery, connection: redis.Redis, parts: Parts
-) -> tuple[Publisher, Runner]:
+    settings: WorkerSettings, machinery: Machinery[A], connection: redis.Redis, parts: Parts
+) -> tuple[Publisher, Runner[A]]:
     """The engine's thread and the publisher's: each tells the other something, so they are made together."""
 
     def end_job(job_id: str, reason: EndReason) -> None:
@@ -196,7 +198,7 @@ def _make_keeper(
     app: Celery,
     connection: redis.Redis,
     owner: str,
-    runner: Runner,
+    runner: Runner[Any],
     deliveries: Deliveries,
     prefetch: Prefetch,
 ) -> Keeper:

@@ -10,15 +10,14 @@ import queue
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Generic, Protocol
 
 from celery_llama.protocol.results import JobError
+from celery_llama_worker.engine.attempt import A, A_contra
 from celery_llama_worker.engine.counters import Counters
-from celery_llama_worker.engine.embedding.scheduler import EmbedAttempt
 from celery_llama_worker.engine.llama.time_slice import lengthen_slice
 from celery_llama_worker.engine.outputs import EndReason, Output
 from celery_llama_worker.engine.plan import Call, CallResult, Engine, Plan
-from celery_llama_worker.engine.scheduling.sequence import Attempt
 from celery_llama_worker.threads import Crash, vital_thread
 
 #: How often a paused engine looks whether the outbox has room again.
@@ -26,10 +25,10 @@ _PAUSE_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Add:
+class Add(Generic[A]):
     """Take in an attempt."""
 
-    attempt: Attempt | EmbedAttempt
+    attempt: A
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +57,15 @@ class Stop:
     """Leave the loop."""
 
 
-Command = Add | End | EndAll | Ping | Stop
+Command = Add[A] | End | EndAll | Ping | Stop
 
 
-class Scheduler(Protocol):
+class Scheduler(Protocol[A_contra]):
     """Decides and accounts (`engine.scheduler`, `engine.embedding`). Engine thread, but for the counters."""
 
     counters: Counters
 
-    def add(self, attempt: Any) -> list[Output]:
+    def add(self, attempt: A_contra) -> list[Output]:
         """Take in an attempt of the kind that the model's preparer makes."""
 
     def end(self, job_id: str, reason: EndReason, error: JobError | None = None) -> list[Output]:
@@ -93,13 +92,13 @@ class Scheduler(Protocol):
         """Account for one call of the plan."""
 
 
-class Runner:
+class Runner(Generic[A]):
     """Runs the engine thread; its methods may be called from any thread."""
 
     def __init__(
         self,
         engine: Engine,
-        scheduler: Scheduler,
+        scheduler: Scheduler[A],
         emit: Callable[[list[Output]], None],
         outbox_full: Callable[[], bool],
         crash: Crash,
@@ -108,7 +107,7 @@ class Runner:
         self._scheduler = scheduler
         self._emit = emit
         self._outbox_full = outbox_full
-        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Command[A]] = queue.SimpleQueue()
         self._thread = vital_thread("engine", self._run, crash)
         #: When the loop last came round (monotonic seconds).
         self.progress_at = time.monotonic()
@@ -122,7 +121,7 @@ class Runner:
         """Begin to wait for attempts."""
         self._thread.start()
 
-    def send(self, command: Command) -> None:
+    def send(self, command: Command[A]) -> None:
         """Leave a command for the engine thread."""
         self._inbox.put(command)
 
@@ -170,7 +169,7 @@ class Runner:
             self._send_out(self._obey(command))
             block = False
 
-    def _obey(self, command: Command) -> Iterable[Output]:
+    def _obey(self, command: Command[A]) -> Iterable[Output]:
         match command:
             case Add(attempt):
                 return self._scheduler.add(attempt)

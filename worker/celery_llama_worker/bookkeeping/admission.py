@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import redis
 from pydantic_core import from_json
@@ -32,6 +32,7 @@ from celery_llama_worker.bookkeeping.outcome import DROPPED, HANDED_BACK, Outcom
 from celery_llama_worker.bookkeeping.postponed import Postponed
 from celery_llama_worker.bookkeeping.publisher import Publisher
 from celery_llama_worker.bookkeeping.transcript import Transcript
+from celery_llama_worker.engine.attempt import A, A_co
 from celery_llama_worker.engine.prepared import PreparedJob
 from celery_llama_worker.runner import Add, End, EndAll, Runner
 from celery_llama_worker.settings import WorkerSettings
@@ -53,7 +54,7 @@ class Identity:
     model_name: str
 
 
-class Preparer(Protocol):
+class Preparer(Protocol[A_co]):
     """What admission needs of the model (`engine.preparer`, `engine.embed_preparer`)."""
 
     def piece(self, token: int) -> bytes:
@@ -66,7 +67,7 @@ class Preparer(Protocol):
         job: Job,
         delivered: Mapping[int, DeliveredChoice],
         limit_seconds: float | None,
-    ) -> PreparedJob[Any]:
+    ) -> PreparedJob[A_co]:
         """Make an attempt; raises CeleryLlamaError."""
 
 
@@ -106,15 +107,15 @@ class Holder(Protocol[M_contra]):
         """The delivery is over."""
 
 
-class Admission:
+class Admission(Generic[A]):
     """Runs the admit thread; its methods may be called from any thread."""
 
     def __init__(
         self,
         connection: redis.Redis,
         settings: WorkerSettings,
-        preparer: Preparer,
-        runner: Runner,
+        preparer: Preparer[A],
+        runner: Runner[A],
         publisher: Publisher,
         started: Callable[[str], TaskState],
         identity: Identity,
@@ -237,9 +238,7 @@ class Admission:
         first = claim.attempt == 1
         return Delivered() if first else delivered(read_events(self._connection, self._ledger.names, job_id))
 
-    def _prepare(
-        self, delivery: JobMessage, claim: Claim, transcript: Transcript, so_far: Delivered
-    ) -> PreparedJob[Any]:
+    def _prepare(self, delivery: JobMessage, claim: Claim, transcript: Transcript, so_far: Delivered) -> PreparedJob[A]:
         if len(claim.body) > self._settings.max_job_bytes:
             raise JobTooLarge(len(claim.body), self._settings.max_job_bytes)
         try:

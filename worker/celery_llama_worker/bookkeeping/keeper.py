@@ -10,13 +10,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection
+from typing import Protocol
 
 import redis
 
 from celery_llama.ledger.scripts import execute
 from celery_llama_worker.bookkeeping.reconciler import Reconciler
 from celery_llama_worker.bookkeeping.urgent import UrgentWatch
-from celery_llama_worker.runner import Ping, Runner
+from celery_llama_worker.runner import Ping
 from celery_llama_worker.server import insist
 from celery_llama_worker.settings import WorkerSettings
 from celery_llama_worker.threads import Crash, vital_thread
@@ -27,6 +28,16 @@ logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5
 
 
+class Engine(Protocol):
+    """What the keeper needs of the engine thread (`runner.Runner`)."""
+
+    #: When the engine last made progress (monotonic seconds).
+    progress_at: float
+
+    def send(self, command: Ping) -> None:
+        """Ask it for a sign of life."""
+
+
 class Keeper:
     """Runs the keeper thread."""
 
@@ -35,7 +46,7 @@ class Keeper:
         connection: redis.Redis,
         settings: WorkerSettings,
         owner: str,
-        runner: Runner,
+        runner: Engine,
         reconciler: Reconciler,
         urgent: UrgentWatch,
         in_work: Callable[[], tuple[Collection[str], Collection[str]]],
@@ -115,7 +126,7 @@ class _Silence:
     that has nothing to do answers only when it is asked.
     """
 
-    def __init__(self, runner: Runner, interval_seconds: float) -> None:
+    def __init__(self, runner: Engine, interval_seconds: float) -> None:
         self._runner, self._interval_seconds = runner, interval_seconds
         self._seen, self._looked, self._seconds = runner.progress_at, time.monotonic(), 0.0
 

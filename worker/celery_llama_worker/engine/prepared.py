@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic
 
-A = TypeVar("A", covariant=True)
+from celery_llama_worker.engine.attempt import A_co
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedJob(Generic[A]):
+class PreparedJob(Generic[A_co]):
     """An attempt, of the kind that the model's scheduler takes, and what its readers are told."""
 
-    attempt: A
+    attempt: A_co
     prompt_tokens: int
     seed: int | None = None
     reproducible: bool | None = None

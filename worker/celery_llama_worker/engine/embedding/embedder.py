@@ -13,7 +13,7 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from celery_llama_worker.engine.llama.batch import Batch
-from celery_llama_worker.engine.llama.context import embedding_params
+from celery_llama_worker.engine.llama.context import LlamaContext, embedding_params
 from celery_llama_worker.engine.llama.model import LlamaModel, complaint
 from celery_llama_worker.engine.plan import Call, CallError, CallResult, Limits, Plan
 from celery_llama_worker.errors import EngineFault, StartupError
@@ -35,10 +35,7 @@ class LlamaEmbedder:
             slots=settings.slots, cells_per_slot=longest, batch_tokens=self._params.n_batch, can_trim=False
         )
         self._batch = Batch(self._params.n_batch)
-        self._context: Any = None
-        self._memory: Any = None
-        if not self._open():
-            raise StartupError(f"llama.cpp cannot make a context of {self._params.n_ctx} cells{complaint()}")
+        self._context = LlamaContext(model, self._params, f"{self._params.n_ctx} cells")
 
     def execute(self, plan: Plan) -> Iterator[CallResult]:
         """Carry out a plan, yielding a call's result as soon as it is there."""
@@ -47,41 +44,29 @@ class LlamaEmbedder:
 
     def _run(self, call: Call) -> CallResult:
         self._batch.fill(call, every_output=True)
-        if self._memory:
-            lib.llama_memory_clear(self._memory, False)
+        if self._context.memory:
+            lib.llama_memory_clear(self._context.memory, False)
         code = self._compute(self._batch.struct)
         if code == 0:
             return CallResult(vectors={piece.slot: self._vector(piece.slot) for piece in call})
         if code < -1:
-            self._free()
-            if not self._open():
-                raise EngineFault(f"llama.cpp failed with code {code}, and no new context could be made")
+            self._context.renew(f"llama.cpp failed with code {code}")
         return CallResult(error=CallError(f"llama.cpp failed with code {code}{complaint()}", cells_lost=code < -1))
 
     def _compute(self, batch: lib.llama_batch) -> int:
         """One call of llama.cpp; tests override it to make it fail."""
-        compute = lib.llama_decode if self._memory else lib.llama_encode
-        return int(compute(self._context, batch))
+        compute = lib.llama_decode if self._context.memory else lib.llama_encode
+        return int(compute(self._context.pointer, batch))
 
     def _vector(self, slot: int) -> Any:
-        values = lib.llama_get_embeddings_seq(self._context, slot)
+        values = lib.llama_get_embeddings_seq(self._context.pointer, slot)
         if not values:
             raise EngineFault("llama.cpp computed no embedding")
         return np.ctypeslib.as_array(values, shape=(self._model.n_embed,)).copy()
 
-    def _open(self) -> bool:
-        self._context = lib.llama_init_from_model(self._model.pointer, self._params)
-        self._memory = lib.llama_get_memory(self._context) if self._context else None
-        return bool(self._context)
-
-    def _free(self) -> None:
-        if self._context:
-            lib.llama_free(self._context)
-        self._context = self._memory = None
-
     def close(self) -> None:
         """Free the context; before the model. Safe to call twice."""
-        self._free()
+        self._context.close()
 
     def __enter__(self) -> Self:
         return self

@@ -6,50 +6,33 @@ call is filled with the texts of whatever jobs there are, and there is no slot t
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from celery_llama.protocol.results import FinishReason, JobError
+from celery_llama_worker.engine.attempt import Attempts, JobAttempt
 from celery_llama_worker.engine.counters import Counters
 from celery_llama_worker.engine.outputs import Began, Ended, EndReason, Output, Text, Vector
 from celery_llama_worker.engine.plan import Call, CallError, CallResult, Limits, Piece, Plan, Values
-
-_arrivals = itertools.count()
 
 _FINISH: dict[EndReason, FinishReason] = {"done": "stop", "timeout": "timeout", "cancelled": "cancelled"}
 
 
 @dataclass(slots=True, eq=False)
-class EmbedAttempt:
+class EmbedAttempt(JobAttempt):
     """A claimed embedding job in the engine."""
 
-    job_id: str
-    number: int
-    #: 0 is served first.
-    priority: int
-    #: Seconds from the first call until the attempt ends.
-    timeout_seconds: float
     #: Each text's tokens; every text fits into a call.
     texts: Sequence[Sequence[int]]
     normalize: bool = True
     dimensions: int | None = None
     #: How many of the texts have their vector.
     done: int = 0
-    #: Set when the first text gets into a call (monotonic seconds).
-    deadline: float = float("inf")
-    started: bool = False
     #: A call with its texts failed, so its texts get calls of their own.
     suspect: bool = False
-    arrival: int = field(default_factory=lambda: next(_arrivals))
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Who goes first: the more urgent, then the earlier."""
-        return self.priority, self.arrival
 
 
 class EmbedScheduler:
@@ -58,7 +41,7 @@ class EmbedScheduler:
     def __init__(self, limits: Limits) -> None:
         self.counters = Counters()
         self._limits = limits
-        self._attempts: dict[str, EmbedAttempt] = {}
+        self._attempts: Attempts[EmbedAttempt] = Attempts()
         #: Whose text, and which of its texts, each piece of the call is.
         self._placed: dict[int, tuple[EmbedAttempt, int]] = {}
 
@@ -84,8 +67,7 @@ class EmbedScheduler:
 
     def expire(self, now: float) -> list[Output]:
         """End the attempts whose time is up (monotonic seconds)."""
-        late = [attempt.job_id for attempt in self._attempts.values() if attempt.deadline <= now]
-        return [output for job_id in late for output in self.end(job_id, "timeout")]
+        return [output for job_id in self._attempts.late(now) for output in self.end(job_id, "timeout")]
 
     def tidy(self) -> None:
         """Nothing is held that has to be freed."""

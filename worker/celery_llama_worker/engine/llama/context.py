@@ -1,14 +1,18 @@
-"""How settings become a llama.cpp context: layout, batch, threads, memory. Main thread, at start."""
+"""How settings become a llama.cpp context (layout, batch, threads, memory), and who owns it.
+
+Settings are read on the main thread, at start; the context is the engine thread's.
+"""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Self
 
 import llama_cpp.llama_cpp as lib
 
 from celery_llama_worker.engine.llama.machine import available_bytes, usable_cores
-from celery_llama_worker.engine.llama.model import LlamaModel
+from celery_llama_worker.engine.llama.model import LlamaModel, complaint
+from celery_llama_worker.errors import EngineFault, StartupError
 from celery_llama_worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
@@ -21,6 +25,43 @@ _FLASH_ATTENTION = {
 _CACHE_TYPES = {"f32": lib.GGML_TYPE_F32, "f16": lib.GGML_TYPE_F16, "q8_0": lib.GGML_TYPE_Q8_0}
 
 _CELL_BYTES = {lib.GGML_TYPE_F32: 4.0, lib.GGML_TYPE_F16: 2.0, lib.GGML_TYPE_Q8_0: 34 / 32}
+
+
+class LlamaContext:
+    """A llama.cpp context and its cells; made anew when it can be trusted no more."""
+
+    def __init__(self, model: LlamaModel, params: Any, what: str) -> None:
+        """Make it; raises StartupError if the memory does not suffice. `what` is wanted, in words."""
+        self._model, self._params = model, params
+        self.pointer: Any = None
+        #: None of an encoder, which has no cells.
+        self.memory: Any = None
+        if not self._make():
+            advice = "try fewer or smaller slots, or flash_attention=auto"
+            raise StartupError(f"llama.cpp cannot make a context of {what}{complaint()}; {advice}")
+
+    def renew(self, why: str) -> None:
+        """Free it and make an empty one; raises EngineFault if there can be none."""
+        self.close()
+        if not self._make():
+            raise EngineFault(f"{why}, and no new context could be made")
+
+    def _make(self) -> bool:
+        self.pointer = lib.llama_init_from_model(self._model.pointer, self._params)
+        self.memory = lib.llama_get_memory(self.pointer) if self.pointer else None
+        return bool(self.pointer)
+
+    def close(self) -> None:
+        """Free it; before the model. Safe to call twice."""
+        if self.pointer:
+            lib.llama_free(self.pointer)
+        self.pointer = self.memory = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def spare_slots(model: LlamaModel, settings: WorkerSettings) -> int:

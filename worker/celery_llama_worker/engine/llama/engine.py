@@ -16,7 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from celery_llama_worker.engine.llama.batch import Batch
-from celery_llama_worker.engine.llama.context import cell_bytes, context_params, spare_slots, warn_of_memory
+from celery_llama_worker.engine.llama.context import (
+    LlamaContext,
+    cell_bytes,
+    context_params,
+    spare_slots,
+    warn_of_memory,
+)
 from celery_llama_worker.engine.llama.machine import usable_cores
 from celery_llama_worker.engine.llama.model import LlamaModel, complaint
 from celery_llama_worker.engine.llama.sampling_crew import Row, RowSampler, SamplingCrew
@@ -35,7 +41,7 @@ from celery_llama_worker.engine.plan import (
     Save,
     Trim,
 )
-from celery_llama_worker.errors import EngineFault, StartupError
+from celery_llama_worker.errors import EngineFault
 from celery_llama_worker.settings import WorkerSettings
 
 __all__ = ["LlamaEngine", "LlamaModel"]
@@ -73,15 +79,10 @@ class LlamaEngine:
         self._crew = SamplingCrew(model.n_vocab, usable_cores())
         #: Cells of sequences that were set aside, by key.
         self._saved: dict[int, Any] = {}
-        self._context: Any = None
         #: What the context computes with.
         self._adapters: Adapters = ()
-        self._memory: Any = None
-        if not self._open():
-            raise StartupError(
-                f"llama.cpp cannot make a context of {settings.slots} slots with {settings.ctx_per_slot} cells each"
-                f"{complaint()}; try fewer slots or cells, or flash_attention=auto"
-            )
+        what = f"{settings.slots} slots with {settings.ctx_per_slot} cells each"
+        self._context = LlamaContext(model, self._params, what)
 
     def execute(self, plan: Plan) -> Iterator[CallResult]:
         """Carry out a plan, yielding a call's result as soon as it is there; stops after a call that lost the cells."""
@@ -101,23 +102,23 @@ class LlamaEngine:
                 if source != target:
                     # Between partitions llama.cpp copies a whole sequence or asserts, so the tail is cut afterwards.
                     self._trim(target, 0)
-                    lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+                    lib.llama_memory_seq_cp(self._context.memory, source, target, -1, -1)
                 self._trim(target, tokens)
             case Save(slot, key):
-                size = lib.llama_state_seq_get_size(self._context, slot)
+                size = lib.llama_state_seq_get_size(self._context.pointer, slot)
                 state = (ctypes.c_uint8 * size)()
-                if lib.llama_state_seq_get_data(self._context, state, size, slot) != size:
+                if lib.llama_state_seq_get_data(self._context.pointer, state, size, slot) != size:
                     raise EngineFault("llama.cpp could not copy a slot's cells")
                 self._saved[key] = state
             case Load(slot, key, keep):
                 state = self._saved[key] if keep else self._saved.pop(key)
-                if not lib.llama_state_seq_set_data(self._context, state, len(state), slot):
+                if not lib.llama_state_seq_set_data(self._context.pointer, state, len(state), slot):
                     raise EngineFault("llama.cpp could not restore a slot's cells")
             case Drop(key):
                 self._saved.pop(key, None)
 
     def _trim(self, slot: int, tokens: int) -> None:
-        if not lib.llama_memory_seq_rm(self._memory, slot, tokens, -1):
+        if not lib.llama_memory_seq_rm(self._context.memory, slot, tokens, -1):
             raise EngineFault(f"the cells of a {self._model.architecture} model cannot be cut at any position")
 
     def _run(self, call: Call) -> CallResult:
@@ -137,12 +138,12 @@ class LlamaEngine:
         count = len(adapters)
         pointers = (lib.llama_adapter_lora_p_ctypes * count)(*(self._model.adapters[name] for name, _ in adapters))
         scales = (ctypes.c_float * count)(*(scale for _, scale in adapters))
-        lib.llama_set_adapters_lora(self._context, pointers, count, scales)
+        lib.llama_set_adapters_lora(self._context.pointer, pointers, count, scales)
         self._adapters = adapters
 
     def _decode(self, batch: lib.llama_batch) -> int:
         """One `llama_decode`; tests override it to make it fail."""
-        return int(lib.llama_decode(self._context, batch))
+        return int(lib.llama_decode(self._context.pointer, batch))
 
     def _failed(self, code: int, pieces: Sequence[Piece]) -> CallError:
         """Leave the cells as they were before the call, or make a new context where that is impossible."""
@@ -155,9 +156,8 @@ class LlamaEngine:
                 self._trim(piece.slot, piece.start)
             return CallError("the call was aborted", cells_lost=False)
         logger.error("llama_decode failed with code %d; building a new context", code)
-        self._free()
-        if not self._open():
-            raise EngineFault(f"llama_decode failed with code {code}, and no new context could be made")
+        self._context.renew(f"llama_decode failed with code {code}")
+        self._adapters = ()
         return CallError(f"llama_decode failed with code {code}", cells_lost=True)
 
     def _sample(self, pieces: Sequence[Piece]) -> CallResult:
@@ -174,27 +174,16 @@ class LlamaEngine:
 
     def _logits(self, rows: int) -> npt.NDArray[np.float32]:
         """The call's logits without a copy, valid until the next call; shape (rows, n_vocab), in the pieces' order."""
-        address = ctypes.cast(lib.llama_get_logits(self._context), ctypes.c_void_p).value
+        address = ctypes.cast(lib.llama_get_logits(self._context.pointer), ctypes.c_void_p).value
         if address is None:
             raise EngineFault("llama.cpp computed no logits")
         buffer = (ctypes.c_float * (rows * self._model.n_vocab)).from_address(address)
         return np.ctypeslib.as_array(buffer).reshape(rows, self._model.n_vocab)
 
-    def _open(self) -> bool:
-        self._context = lib.llama_init_from_model(self._model.pointer, self._params)
-        self._adapters = ()
-        self._memory = lib.llama_get_memory(self._context) if self._context else None
-        return bool(self._context)
-
-    def _free(self) -> None:
-        if self._context:
-            lib.llama_free(self._context)
-        self._context = self._memory = None
-
     def close(self) -> None:
         """Free the context; before the model. Safe to call twice."""
         self._crew.close()
-        self._free()
+        self._context.close()
 
     def __enter__(self) -> Self:
         return self

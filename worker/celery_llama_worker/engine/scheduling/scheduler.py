@@ -8,6 +8,7 @@ step.
 from __future__ import annotations
 
 from celery_llama.protocol.results import FinishReason, JobError
+from celery_llama_worker.engine.attempt import Attempts
 from celery_llama_worker.engine.counters import Counters
 from celery_llama_worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text
 from celery_llama_worker.engine.plan import Adapters, Call, CallError, CallResult, Limits, Piece, Plan, Vocabulary
@@ -43,7 +44,7 @@ class GenerateScheduler:
         self._memory = make_memory(
             limits, chunk_tokens=chunk_tokens, share_prefixes=share_prefixes, store_bytes=store_bytes
         )
-        self._attempts: dict[str, Attempt] = {}
+        self._attempts: Attempts[Attempt] = Attempts()
         self._waiting = WaitingRoom(self._memory)
         self._retired: list[Sequence] = []
         #: What the last step's last call was computed with.
@@ -80,8 +81,7 @@ class GenerateScheduler:
 
     def expire(self, now: float) -> list[Output]:
         """End the attempts whose time is up (monotonic seconds)."""
-        late = [attempt.job_id for attempt in self._attempts.values() if attempt.deadline <= now]
-        return [output for job_id in late for output in self.end(job_id, "timeout")]
+        return [output for job_id in self._attempts.late(now) for output in self.end(job_id, "timeout")]
 
     def tidy(self) -> None:
         """Free the samplers of sequences that have ended; between steps, since a plan's calls may still use them."""

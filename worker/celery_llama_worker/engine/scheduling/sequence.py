@@ -5,15 +5,13 @@ Owned by the scheduler, on the engine thread, from the moment the attempt is add
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from celery_llama.protocol.results import FinishReason
+from celery_llama_worker.engine.attempt import JobAttempt
 from celery_llama_worker.engine.plan import Adapters, Piece, Sampled, Sampler, Vocabulary
-
-_arrivals = itertools.count()
 
 
 class TextStream(Protocol):
@@ -145,35 +143,20 @@ class Sequence:
 
 
 @dataclass(slots=True, eq=False)
-class Attempt:
-    """A claimed job in the engine: one attempt of a worker to produce its choices."""
+class Attempt(JobAttempt):
+    """A claimed generating job in the engine: one attempt of a worker to produce its choices."""
 
-    job_id: str
-    number: int
-    #: 0 is served first.
-    priority: int
-    #: Seconds from the first slot until the attempt ends with what it has.
-    timeout_seconds: float
     sequences: list[Sequence]
     #: Nothing else may run at the same time: the job wants reproducible output where neighbours would change it.
     exclusive: bool = False
-    #: Set when the first sequence gets a slot (monotonic seconds).
-    deadline: float = float("inf")
-    started: bool = False
     #: How often a more urgent job has taken its slot.
     set_aside: int = 0
     ended: bool = False
-    arrival: int = field(default_factory=lambda: next(_arrivals))
 
     def __post_init__(self) -> None:
         if len(self.sequences) > 1:
             for part in (part for choice in self.sequences for part in choice.parts):
                 part.fork_at = part.prompt_tokens - 1
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Who goes first: the more urgent, then the earlier."""
-        return self.priority, self.arrival
 
     @property
     def unfinished(self) -> list[Sequence]:
