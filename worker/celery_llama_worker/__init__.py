@@ -1,1 +1,1 @@
-"""The GPU worker: one process, one continuous batch. Its parts are built in `celery_llama_worker.cli`."""
+"""The GPU worker: one process, one continuous batch. `celery_llama_worker.assembly` builds its parts."""
