@@ -8,11 +8,12 @@ from typing import Any
 
 import redis
 
-from celery_llama.ledger.ledger import Claim, Emission, EmitAnswer, FinishAnswer, Ledger
+from celery_llama.ledger.ledger import Claim, Emission, EmitAnswer, FinishAnswer, Ledger, Worker
 from celery_llama.ledger.operation import Operation, T
 from celery_llama.ledger.scripts import execute
 from celery_llama.protocol.events import encode_event
 from celery_llama.protocol.results import Choice, EndStatus, FinishReason, JobError, Result
+from celery_llama.protocol.workers import WorkerFacts
 
 
 @dataclass
@@ -25,6 +26,10 @@ class Hand:
     def do(self, operation: Operation[T]) -> T:
         """Run an operation of the ledger."""
         return execute(self.connection, operation)
+
+    def vouch(self, owner: str = "worker-1", facts: WorkerFacts | None = None) -> None:
+        """Show that a worker is alive."""
+        self.do(self.ledger.vouch(Worker(owner, owner, facts or WorkerFacts()), 0, [], []))
 
     def claim(self, job_id: str, owner: str = "worker-1", body: str = "{}", *, alive: bool = True) -> Claim:
         """Take up a job, with or without a lease."""

@@ -183,7 +183,12 @@ def test_a_text_that_was_cut_is_printed_and_why(
 
 
 def test_a_job_for_which_there_is_no_worker_is_queued_and_says_so_once(
-    command: Command, connection: redis.Redis, names: Names, client: Client, monkeypatch: pytest.MonkeyPatch
+    command: Command,
+    connection: redis.Redis,
+    names: Names,
+    client: Client,
+    hand: Hand,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("celery_llama.cli.commands.LONELY_SECONDS", 0.1)
     asked = threading.Event()
@@ -210,7 +215,7 @@ def test_a_job_for_which_there_is_no_worker_is_queued_and_says_so_once(
         thread.join()
         assert (result.exit_code, result.stdout, result.stderr) == (1, "", f"{said}cancelled\n")
         connection.delete(names.open)
-        connection.set(names.reconciler, "worker-1")
+        hand.vouch()
 
 
 def test_a_result_that_does_not_come_in_time_is_exit_code_1(command: Command, client: Client) -> None:

@@ -10,7 +10,9 @@ from typing import Any, cast
 
 import pytest
 
+from celery_llama.ledger.ledger import Worker
 from celery_llama.protocol.errors import ServerUnreachable
+from celery_llama.protocol.workers import WorkerFacts
 from celery_llama_worker.bookkeeping.keeper import Keeper
 from celery_llama_worker.settings import WorkerSettings
 from tests.scene import Server, scene
@@ -31,7 +33,9 @@ def keeper(server: Server, connect_seconds: float) -> Keeper:
     def crash(error: BaseException) -> None:
         pytest.fail(str(error))
 
-    return Keeper(server.connection(), settings, "me", idle, idle, idle, lambda: ([], []), crash)
+    return Keeper(
+        server.connection(), settings, Worker("me", "name", WorkerFacts()), idle, idle, idle, lambda: ([], []), crash
+    )
 
 
 def test_a_starting_worker_waits_for_its_lease(server: Server, caplog: pytest.LogCaptureFixture) -> None:

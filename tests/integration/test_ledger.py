@@ -9,12 +9,13 @@ import pytest
 import redis
 
 from celery_llama.ledger import queries
-from celery_llama.ledger.ledger import Emission, Ledger, Submission
+from celery_llama.ledger.ledger import Emission, Ledger, Submission, Worker
 from celery_llama.ledger.replay import PAGE_ENTRIES, read_events
 from celery_llama.protocol.delivered import delivered
 from celery_llama.protocol.events import AnyEvent
 from celery_llama.protocol.names import Names
 from celery_llama.protocol.results import JobInfo
+from celery_llama.protocol.workers import WorkerFacts
 from tests.integration.hand import Hand
 
 Enter = Callable[..., Submission]
@@ -85,6 +86,54 @@ def test_the_key_of_a_completed_job_still_names_it(enter: Enter, hand: Hand) -> 
     assert enter("other", key="k") == Submission("existing", "j")
 
 
+# workers
+
+
+def workers(hand: Hand) -> dict[str, WorkerFacts]:
+    owners = queries.ask(hand.connection, queries.worker_owners(hand.ledger.names))
+    return queries.ask(hand.connection, queries.living(hand.ledger.names, owners)) if owners else {}
+
+
+def test_a_worker_that_vouches_is_there_with_what_it_says_of_itself_until_it_resigns(hand: Hand, names: Names) -> None:
+    facts = WorkerFacts(model="m", fingerprint="f", kind="embed", slots=4, reproducible=True, started=1.5)
+    hand.vouch("w", facts)
+    hand.vouch("other")
+
+    assert workers(hand) == {"other": WorkerFacts(), "w": facts}
+    assert 0 < hand.connection.ttl(names.worker_name("w")) <= hand.ledger.lease_seconds
+
+    hand.do(hand.ledger.resign(Worker("w", "w", facts)))
+    assert workers(hand) == {"other": WorkerFacts()}
+    assert not hand.connection.exists(names.worker_name("w"))
+
+
+def test_a_worker_whose_lease_has_lapsed_is_not_there_and_is_forgotten(hand: Hand, names: Names) -> None:
+    hand.vouch("dead")
+    hand.connection.delete(names.lease("dead"))
+    assert workers(hand) == {}
+
+    hand.connection.zadd(names.workers, {"dead": 1})
+    hand.vouch("w")
+
+    assert hand.connection.zrange(names.workers, 0, -1) == [b"w"]
+
+
+@pytest.mark.parametrize("lease", ["1", "", '{"kind":"sing"}', '{"model":"m","hands":2}'])
+def test_whatever_a_lease_says_its_worker_is_alive(hand: Hand, names: Names, lease: str) -> None:
+    hand.vouch("w")
+    hand.connection.set(names.lease("w"), lease)
+
+    assert list(workers(hand)) == ["w"]
+
+
+def test_a_worker_s_name_is_left_to_who_has_it(hand: Hand, names: Names) -> None:
+    hand.do(hand.ledger.vouch(Worker("one", "name", WorkerFacts()), 0, [], []))
+    hand.do(hand.ledger.vouch(Worker("two", "name", WorkerFacts()), 0, [], []))
+    hand.do(hand.ledger.resign(Worker("two", "name", WorkerFacts())))
+
+    assert hand.connection.get(names.worker_name("name")) == b"one"
+
+
 # claiming
 
 
@@ -153,11 +202,12 @@ def test_a_worker_vouches_only_forward_and_only_for_what_is_there(enter: Enter, 
     connection.zadd(names.unacked_index, {"tag": 200})
     ahead = connection.zincrby(names.open, 1_000, "j")
 
-    hand.do(hand.ledger.vouch("worker-1", 100, ["j", "gone"], ["tag", "gone"]))
+    worker = Worker("worker-1", "worker", WorkerFacts())
+    hand.do(hand.ledger.vouch(worker, 100, ["j", "gone"], ["tag", "gone"]))
     assert connection.zrange(names.unacked_index, 0, -1, withscores=True) == [(b"tag", 200)]
     assert connection.zrange(names.open, 0, -1, withscores=True) == [(b"j", ahead)]
 
-    hand.do(hand.ledger.vouch("worker-1", 300, ["j"], ["tag"]))
+    hand.do(hand.ledger.vouch(worker, 300, ["j"], ["tag"]))
     assert connection.zscore(names.unacked_index, "tag") == 300
 
 

@@ -208,11 +208,3 @@ def test_a_job_that_did_not_begin_in_time_is_ended(
     assert info.status == "failed"
     assert info.error is not None
     assert info.error.code == "expired"
-
-
-def test_a_client_sees_that_there_is_a_worker(reconciler: Reconciler, client: Client) -> None:
-    assert not client.has_worker()
-
-    reconciler.tick()
-
-    assert client.has_worker()

@@ -85,7 +85,8 @@ def test_every_key_is_documented() -> None:
     names = Names("celery-llama")
 
     jobs = (names.job("id"), names.events("id"), names.ended("id"))
-    for key in (*jobs, names.open, names.expiring, names.failed, names.lease(""), names.reconciler):
+    shared = (names.open, names.expiring, names.failed, names.workers, names.reconciler)
+    for key in (*jobs, *shared, names.lease(""), names.worker_name("")):
         assert f"`{key.replace('{id}', '{<id>}')}" in PROTOCOL
 
 

@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,8 @@ from celery import Celery
 
 from celery_llama.celery_app import PRIORITIES, make_app, publish
 from celery_llama.client.connection import connect
-from celery_llama.ledger.ledger import TaskState
+from celery_llama.ledger.ledger import TaskState, Worker
+from celery_llama.protocol.workers import WorkerFacts
 from celery_llama_worker.bookkeeping.admission import Admission, Identity, Preparer
 from celery_llama_worker.bookkeeping.keeper import Keeper
 from celery_llama_worker.bookkeeping.publisher import Publisher
@@ -94,7 +96,8 @@ def run_worker(settings: WorkerSettings, parts: Parts | None = None) -> int:
 class Machinery(Generic[A]):
     """What a model needs to be of use: to generate text, or to embed texts."""
 
-    model_name: str
+    #: What the worker's lease says of it.
+    facts: WorkerFacts
     engine: Engine
     scheduler: Scheduler[A]
     preparer: Preparer[A]
@@ -114,7 +117,8 @@ def _machinery(settings: WorkerSettings, model: LlamaModel, parts: Parts) -> Ite
             logger.info("%s: embeddings of %d values (%s)", model.name, model.n_embed, model.pooling)
             preparer = EmbedPreparer(model, settings, limits.cells_per_slot)
             description = {"slots": limits.slots, "embedding-values": model.n_embed}
-            yield Machinery(model.name, embedder, EmbedScheduler(limits), preparer, description)
+            facts = WorkerFacts(model=model.name, kind="embed", slots=limits.slots, started=time.time())
+            yield Machinery(facts, embedder, EmbedScheduler(limits), preparer, description)
 
 
 def _generating(
@@ -146,7 +150,8 @@ def _generating(
     preparer = GeneratePreparer(model, settings, reproducible=reproducible, reproducible_with_lora=with_lora)
     cells = settings.slots * settings.ctx_per_slot
     description = {"slots": settings.slots, "cells": cells, "reproducible": reproducible}
-    return Machinery(model.name, engine, scheduler, preparer, description)
+    facts = WorkerFacts(model=model.name, slots=settings.slots, reproducible=reproducible, started=time.time())
+    return Machinery(facts, engine, scheduler, preparer, description)
 
 
 @contextmanager
@@ -154,16 +159,18 @@ def _running(
     settings: WorkerSettings, machinery: Machinery[A], app: Celery, outcomes: tasks.Outcomes, parts: Parts
 ) -> Iterator[PoolParts]:
     """Everything behind the pool, started; stopped on the way out."""
+    facts = machinery.facts
     with connect(settings) as for_events, connect(settings) as for_claims, connect(settings) as for_leases:
         # A worker restarted under its predecessor's name must not pass for the owner of the other's jobs.
-        identity = Identity(f"{settings.worker_name}-{uuid.uuid4().hex[:6]}", machinery.model_name)
+        owner = f"{settings.worker_name}-{uuid.uuid4().hex[:6]}"
+        worker, identity = Worker(owner, settings.worker_name, facts), Identity(owner, facts.model)
         publisher, runner = _connect_engine(settings, machinery, for_events, parts)
         admission = Admission(for_claims, settings, machinery.preparer, runner, publisher, _started(app), identity)
         deliveries = Deliveries()
         prefetch = Prefetch(settings.places, most_extra=settings.slots)
         app.steps["consumer"].update((prefetch_step(prefetch), GatherEvents))
-        keeper = _make_keeper(settings, app, for_leases, identity.owner, runner, deliveries, prefetch)
-        description = {"model": machinery.model_name, **machinery.description, "owner": identity.owner}
+        keeper = _make_keeper(settings, app, for_leases, worker, runner, deliveries, prefetch)
+        description = {"model": facts.model, **machinery.description, "owner": owner}
         statistics = Statistics(description, lambda: runner.counters)
         try:
             keeper.start()  # the lease first
@@ -197,16 +204,16 @@ def _make_keeper(
     settings: WorkerSettings,
     app: Celery,
     connection: redis.Redis,
-    owner: str,
+    worker: Worker,
     runner: Runner[Any],
     deliveries: Deliveries,
     prefetch: Prefetch,
 ) -> Keeper:
     """The keeper's thread, and what it does between two signs of life."""
     keys = queue_keys(settings)
-    reconciler = Reconciler(connection, settings, owner, partial(publish, app), keys)
+    reconciler = Reconciler(connection, settings, worker.owner, partial(publish, app), keys)
     urgent = UrgentWatch(connection, keys, lambda: runner.counters, prefetch.fetch_one_more)
-    return Keeper(connection, settings, owner, runner, reconciler, urgent, deliveries.in_work, crash)
+    return Keeper(connection, settings, worker, runner, reconciler, urgent, deliveries.in_work, crash)
 
 
 def _serve(settings: WorkerSettings, app: Celery, parts: PoolParts) -> int:

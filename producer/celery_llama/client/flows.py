@@ -33,6 +33,7 @@ from celery_llama.protocol.jobs import GenerateJob, encode_body, parse_generate_
 from celery_llama.protocol.kinds import Job, readable_body
 from celery_llama.protocol.names import Names
 from celery_llama.protocol.results import JobInfo, Result
+from celery_llama.protocol.workers import WorkerFacts
 from celery_llama.settings import Settings
 
 CancelOutcome = Literal["closed", "requested", "ended"]
@@ -199,10 +200,18 @@ def retry(settings: Settings, job_id: str) -> Flow[None]:
     yield Publish(job_id, readable_body(replay.body), replay.priority)
 
 
+def workers(names: Names) -> Flow[dict[str, WorkerFacts]]:
+    """The workers that are alive, by owner, and what they say of themselves."""
+    owners: list[str] = yield queries.worker_owners(names)
+    if not owners:
+        return {}
+    alive: dict[str, WorkerFacts] = yield queries.living(names, owners)
+    return alive
+
+
 def has_worker(names: Names) -> Flow[bool]:
     """Whether anybody takes jobs."""
-    alive: bool = yield queries.has_worker(names)
-    return alive
+    return bool((yield from workers(names)))
 
 
 def failed(names: Names, limit: int) -> Flow[list[JobInfo]]:

@@ -16,6 +16,7 @@ from celery_llama.protocol.errors import UnreadableData
 from celery_llama.protocol.jobs import encode_body
 from celery_llama.protocol.names import Names
 from celery_llama.protocol.results import Result
+from celery_llama.protocol.workers import WorkerFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,16 @@ class Submission:
 
     outcome: Literal["created", "existing", "conflict"]
     job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker, as it stands in the ledger."""
+
+    #: Unique to its process, also when a restarted worker has its predecessor's name.
+    owner: str
+    name: str
+    facts: WorkerFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,15 +214,24 @@ class Ledger:
         return [names.job(job_id), names.events(job_id), names.failed, names.ended(job_id)]
 
     def vouch(
-        self, owner: str, now_unix_seconds: float, job_ids: Collection[str], delivery_tags: Collection[str]
+        self, worker: Worker, now_unix_seconds: float, job_ids: Collection[str], delivery_tags: Collection[str]
     ) -> Operation[None]:
         """Say that a worker is alive and has these jobs, and kombu's messages of these tags, in work."""
+        facts = worker.facts.model_dump_json(exclude_none=True)
         return Operation(
             load_script("vouch"),
-            [self.names.lease(owner), self.names.open, self.names.unacked_index],
-            [self.lease_seconds, now_unix_seconds, len(job_ids), *job_ids, *delivery_tags],
+            [*self._presence(worker), self.names.open, self.names.unacked_index],
+            [worker.owner, self.lease_seconds, facts, now_unix_seconds, len(job_ids), *job_ids, *delivery_tags],
             lambda _reply: None,
         )
+
+    def resign(self, worker: Worker) -> Operation[None]:
+        """Say that a worker is gone."""
+        return Operation(load_script("resign"), self._presence(worker), [worker.owner], lambda _reply: None)
+
+    def _presence(self, worker: Worker) -> list[str]:
+        names = self.names
+        return [names.lease(worker.owner), names.workers, names.worker_name(worker.name)]
 
     def survey(self, queue_keys: Sequence[str], limit: int) -> Operation[Survey]:
         """Count open jobs and messages, and name at most `limit` jobs that did not begin in time."""

@@ -18,6 +18,7 @@ from celery_llama.protocol.errors import JobNotFound, UnreadableData
 from celery_llama.protocol.events import AnyEvent, parse_event
 from celery_llama.protocol.names import Names
 from celery_llama.protocol.results import END_STATUSES, JobInfo, Result
+from celery_llama.protocol.workers import WorkerFacts, read_facts
 
 T = TypeVar("T")
 
@@ -118,9 +119,19 @@ def events(names: Names, job_id: str, start: str, count: int) -> Query[list[Entr
     return Query(["XRANGE", names.events(job_id), start, "+", "COUNT", count], parse)
 
 
-def has_worker(names: Names) -> Query[bool]:
-    """Whether a worker is alive, or was within the last lease: one of them holds this key at any time."""
-    return Query(["EXISTS", names.reconciler], bool)
+def worker_owners(names: Names) -> Query[list[str]]:
+    """The workers of the namespace, the latest to vouch first; some may be dead: `living` tells."""
+    return Query(["ZREVRANGE", names.workers, 0, -1], lambda reply: [owner.decode() for owner in reply])
+
+
+def living(names: Names, owners: Sequence[str]) -> Query[dict[str, WorkerFacts]]:
+    """Those of these workers, at least one, that are alive or were within the last lease, and what they say."""
+
+    def parse(leases: Sequence[bytes | None]) -> dict[str, WorkerFacts]:
+        known = zip(owners, leases, strict=True)
+        return {owner: read_facts(lease) for owner, lease in known if lease is not None}
+
+    return Query(["MGET", *map(names.lease, owners)], parse)
 
 
 def failed_jobs(names: Names, limit: int) -> Query[list[str]]:

@@ -68,12 +68,21 @@ class Names:
         return f"{self.namespace}:worker:"
 
     def lease(self, owner: str) -> str:
-        """String with a TTL: the worker of this name is alive."""
+        """String with a TTL: this worker is alive, and what it says of itself (`WorkerFacts`)."""
         return f"{self.lease_prefix}{owner}"
 
     @property
+    def workers(self) -> str:
+        """Sorted set: the workers, scored by when their leases end (Unix seconds). Alive is who has a lease."""
+        return f"{self.namespace}:workers"
+
+    def worker_name(self, name: str) -> str:
+        """String with a TTL: which worker has this name; there is one of a name."""
+        return f"{self.namespace}:name:{name}"
+
+    @property
     def reconciler(self) -> str:
-        """String with a TTL: some worker is reconciling, or did so a moment ago."""
+        """String with a TTL: which worker reconciles."""
         return f"{self.namespace}:reconciler"
 
     def idempotency(self, key: str) -> str:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import redis
 
+from celery_llama.ledger.ledger import Worker
 from celery_llama.ledger.scripts import execute
 from celery_llama_worker.bookkeeping.reconciler import Reconciler
 from celery_llama_worker.bookkeeping.urgent import UrgentWatch
@@ -45,7 +46,7 @@ class Keeper:
         self,
         connection: redis.Redis,
         settings: WorkerSettings,
-        owner: str,
+        worker: Worker,
         runner: Engine,
         reconciler: Reconciler,
         urgent: UrgentWatch,
@@ -59,7 +60,7 @@ class Keeper:
         self._lease_seconds = settings.lease_seconds
         self._interval_seconds = settings.lease_seconds / 5
         self._stall_seconds = settings.stall_seconds
-        self._owner = owner
+        self._worker = worker
         self._runner = runner
         self._reconciler = reconciler
         self._urgent = urgent
@@ -80,7 +81,7 @@ class Keeper:
             return
         self._thread.join()
         try:
-            self._connection.delete(self._ledger.names.lease(self._owner))
+            execute(self._connection, self._ledger.resign(self._worker))
         except redis.RedisError as error:
             logger.warning("the lease could not be given up and will lapse by itself: %s", error)
 
@@ -115,7 +116,7 @@ class Keeper:
         job_ids, delivery_tags = self._in_work()
         execute(
             self._connection,
-            self._ledger.vouch(self._owner, time.time(), job_ids, delivery_tags),
+            self._ledger.vouch(self._worker, time.time(), job_ids, delivery_tags),
         )
 
 
