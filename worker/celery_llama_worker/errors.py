@@ -20,8 +20,13 @@ class PromptTooLong(InvalidJob):
     code = "context_length_exceeded"
 
     def __init__(self, prompt_tokens: int, limit_tokens: int) -> None:
-        super().__init__(
-            f"the prompt has {prompt_tokens} tokens; this worker's slots have {limit_tokens} for prompt and output"
+        super().__init__(prompt_tokens, limit_tokens)
+        self.prompt_tokens, self.limit_tokens = prompt_tokens, limit_tokens
+
+    def __str__(self) -> str:
+        return (
+            f"the prompt has {self.prompt_tokens} tokens; "
+            f"this worker's slots have {self.limit_tokens} for prompt and output"
         )
 
 
@@ -31,7 +36,11 @@ class TextTooLong(InvalidJob):
     code = "context_length_exceeded"
 
     def __init__(self, index: int, tokens: int, limit_tokens: int) -> None:
-        super().__init__(f"input.{index}: the text has {tokens} tokens; this worker's model reads {limit_tokens}")
+        super().__init__(index, tokens, limit_tokens)
+        self.index, self.tokens, self.limit_tokens = index, tokens, limit_tokens
+
+    def __str__(self) -> str:
+        return f"input.{self.index}: the text has {self.tokens} tokens; this worker's model reads {self.limit_tokens}"
 
 
 class BadTemplate(InvalidJob):

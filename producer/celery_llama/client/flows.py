@@ -32,7 +32,7 @@ from celery_llama.protocol.events import AnyEvent, parse_event
 from celery_llama.protocol.jobs import GenerateJob, encode_body, parse_generate_job
 from celery_llama.protocol.kinds import Job, readable_body
 from celery_llama.protocol.names import Names
-from celery_llama.protocol.results import JobInfo, Result
+from celery_llama.protocol.results import JobError, JobInfo, Result
 from celery_llama.protocol.workers import WorkerFacts
 from celery_llama.settings import Settings
 
@@ -160,7 +160,8 @@ def wait(names: Names, job_id: str, waiting: Waiting) -> Flow[Result]:
         except CONNECTION_ERRORS as error:
             waiting.lost(error)
     if result.status == "failed":
-        raise JobFailed(result)
+        reason = result.error or JobError(code="internal_error", message="no reason given")
+        raise JobFailed(job_id, reason.code, reason.message, result)
     return result
 
 
@@ -170,7 +171,7 @@ def parsed(result: Result, response_model: type[BaseModel] | None) -> Result:
         try:
             result._parsed = response_model.model_validate_json(result.text)
         except ValidationError as error:
-            raise OutputMismatch(result, response_model.__name__) from error
+            raise OutputMismatch(result.id, response_model.__name__, result) from error
     return result
 
 

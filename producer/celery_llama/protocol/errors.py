@@ -11,15 +11,18 @@ CeleryLlamaError
 ├── ServerUnreachable       Redis cannot be reached
 ├── UnreadableData          Redis holds something for the job that this version cannot read
 ├── OutputMismatch          the output has the schema's form and yet the response model refuses it
-└── MissingExtra            an optional dependency is not installed
+├── MissingExtra            an optional dependency is not installed
+└── GenerationFailed        what Celery stores for a job that failed
+
+An error's `args` are what its class was called with, in JSON types: pickle, copy and Celery make it anew from them, the
+last from nothing else. So a class with arguments of its own says them in `__str__`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-if TYPE_CHECKING:
-    from celery_llama.protocol.results import Result
+from celery_llama.protocol.results import JobError, Result
 
 
 class CeleryLlamaError(Exception):
@@ -39,7 +42,11 @@ class JobTooLarge(InvalidJob):
     """The job's body exceeds the size limit."""
 
     def __init__(self, size_bytes: int, limit_bytes: int) -> None:
-        super().__init__(f"the job has {size_bytes} bytes, the limit is {limit_bytes} (CELERY_LLAMA_MAX_JOB_BYTES)")
+        super().__init__(size_bytes, limit_bytes)
+        self.size_bytes, self.limit_bytes = size_bytes, limit_bytes
+
+    def __str__(self) -> str:
+        return f"the job has {self.size_bytes} bytes, the limit is {self.limit_bytes} (CELERY_LLAMA_MAX_JOB_BYTES)"
 
 
 class IdempotencyConflict(CeleryLlamaError):
@@ -54,7 +61,11 @@ class JobNotFound(CeleryLlamaError):
     code = "job_not_found"
 
     def __init__(self, job_id: str) -> None:
-        super().__init__(f"there is no job {job_id}, or its data has expired")
+        super().__init__(job_id)
+        self.job_id = job_id
+
+    def __str__(self) -> str:
+        return f"there is no job {self.job_id}, or its data has expired"
 
 
 class StreamExpired(CeleryLlamaError):
@@ -63,21 +74,29 @@ class StreamExpired(CeleryLlamaError):
     code = "stream_expired"
 
     def __init__(self, job_id: str) -> None:
-        super().__init__(f"the events of job {job_id} have expired; ask for its result")
+        super().__init__(job_id)
+        self.job_id = job_id
+
+    def __str__(self) -> str:
+        return f"the events of job {self.job_id} have expired; ask for its result"
 
 
 class JobFailed(CeleryLlamaError):
-    """The job failed. `.result` has whatever text it produced, `.failure_code` says why."""
+    """The job failed. `.failure_code` says why, `.result` has whatever text it produced.
+
+    Where the error went through Celery, which carries its arguments alone, the result is without text.
+    """
 
     code = "job_failed"
 
-    def __init__(self, result: Result) -> None:
-        error = result.error
-        self.result = result
-        self.failure_code = error.code if error else "internal_error"
-        super().__init__(
-            f"job {result.id} failed: {error.message if error else 'no reason given'} ({self.failure_code})"
-        )
+    def __init__(self, job_id: str, failure_code: str, message: str, result: Result | None = None) -> None:
+        super().__init__(job_id, failure_code, message)
+        self.job_id, self.failure_code, self.message = job_id, failure_code, message
+        error = JobError(code=failure_code, message=message)
+        self.result = result or Result(id=job_id, status="failed", error=error)
+
+    def __str__(self) -> str:
+        return f"job {self.job_id} failed: {self.message} ({self.failure_code})"
 
 
 class ResultTimeout(CeleryLlamaError, TimeoutError):
@@ -86,7 +105,11 @@ class ResultTimeout(CeleryLlamaError, TimeoutError):
     code = "result_timeout"
 
     def __init__(self, job_id: str, timeout_seconds: float) -> None:
-        super().__init__(f"job {job_id} did not end within {timeout_seconds:g} s; it goes on")
+        Exception.__init__(self, job_id, timeout_seconds)  # OSError's would take them for errno and its text
+        self.job_id, self.timeout_seconds = job_id, timeout_seconds
+
+    def __str__(self) -> str:
+        return f"job {self.job_id} did not end within {self.timeout_seconds:g} s; it goes on"
 
 
 class ServerUnreachable(CeleryLlamaError):
@@ -95,7 +118,11 @@ class ServerUnreachable(CeleryLlamaError):
     code = "server_unreachable"
 
     def __init__(self, url: str, cause: object) -> None:
-        super().__init__(f"cannot reach Redis at {url}: {cause}")
+        super().__init__(url, str(cause))
+        self.url, self.reason = url, str(cause)
+
+    def __str__(self) -> str:
+        return f"cannot reach Redis at {self.url}: {self.reason}"
 
 
 class UnreadableData(CeleryLlamaError):
@@ -104,17 +131,28 @@ class UnreadableData(CeleryLlamaError):
     code = "unreadable_data"
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"cannot read {what}: it was written by a newer version or by something else")
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"cannot read {self.what}: it was written by a newer version or by something else"
 
 
 class OutputMismatch(CeleryLlamaError):
-    """The output satisfies the JSON schema but not the response model's own checks. `.result` has the text."""
+    """The output satisfies the JSON schema but not the response model's own checks. `.result` has the text.
+
+    Where the error went through Celery, which carries its arguments alone, the result is without it.
+    """
 
     code = "output_mismatch"
 
-    def __init__(self, result: Result, model: str) -> None:
-        self.result = result
-        super().__init__(f"the output of job {result.id} does not satisfy {model}")
+    def __init__(self, job_id: str, model: str, result: Result | None = None) -> None:
+        super().__init__(job_id, model)
+        self.job_id, self.model = job_id, model
+        self.result = result or Result(id=job_id, status="completed")
+
+    def __str__(self) -> str:
+        return f"the output of job {self.job_id} does not satisfy {self.model}"
 
 
 class MissingExtra(CeleryLlamaError):
@@ -123,18 +161,21 @@ class MissingExtra(CeleryLlamaError):
     code = "missing_extra"
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed: pip install 'celery-llama[{extra}]'")
+        super().__init__(package, extra)
+        self.package, self.extra = package, extra
+
+    def __str__(self) -> str:
+        return f"{self.package} is not installed: pip install 'celery-llama[{self.extra}]'"
 
 
 class GenerationFailed(CeleryLlamaError):
-    """What Celery stores for a job that failed; its arguments are the error's code and message."""
+    """What Celery stores for a job that failed: what `AsyncResult.get()` raises, with the error's code and message."""
 
     code = "job_failed"
 
     def __init__(self, failure_code: str, message: str) -> None:
-        self.failure_code = failure_code
-        self.message = message
         super().__init__(failure_code, message)
+        self.failure_code, self.message = failure_code, message
 
     def __str__(self) -> str:
         return f"{self.message} ({self.failure_code})"
