@@ -45,6 +45,7 @@ format: $(INSTALLED) ## Fix and format the code; write the README's and the prot
 	$(BIN)/python -m docs.settings_table
 	$(BIN)/python -m docs.field_tables
 	$(BIN)/python -m docs.json_schemas
+	$(BIN)/python -m docs.typed_fields
 
 bench: $(INSTALLED) ## Measure this machine
 	$(BIN)/python -m bench $(ARGS)

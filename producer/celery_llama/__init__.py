@@ -7,6 +7,7 @@ from celery_llama.client.client import Client, JobHandle
 from celery_llama.protocol.embedding import EmbedJob
 from celery_llama.protocol.errors import (
     CeleryLlamaError,
+    GenerationFailed,
     IdempotencyConflict,
     InvalidJob,
     JobFailed,
@@ -20,6 +21,7 @@ from celery_llama.protocol.errors import (
     UnreadableData,
 )
 from celery_llama.protocol.events import Event, Failed, Finished, Progress, Started, Token
+from celery_llama.protocol.fields import EmbedFields, GenerateFields
 from celery_llama.protocol.jobs import GenerateJob, JsonSchema, Message, ResponseFormat, TextPart
 from celery_llama.protocol.results import Choice, JobError, JobInfo, Result, Timings, TokenLogprob, Usage
 from celery_llama.settings import Settings
@@ -30,11 +32,14 @@ __all__ = [
     "CeleryLlamaError",
     "Choice",
     "Client",
+    "EmbedFields",
     "EmbedJob",
     "Event",
     "Failed",
     "Finished",
+    "GenerateFields",
     "GenerateJob",
+    "GenerationFailed",
     "IdempotencyConflict",
     "InvalidJob",
     "JobError",

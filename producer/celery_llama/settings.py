@@ -18,7 +18,11 @@ class Settings(BaseSettings):
     """What producers, readers, Flower and workers must agree on."""
 
     model_config = SettingsConfigDict(
-        env_prefix="CELERY_LLAMA_", frozen=True, extra="ignore", use_attribute_docstrings=True
+        env_prefix="CELERY_LLAMA_",
+        frozen=True,
+        extra="ignore",
+        hide_input_in_errors=True,  # a URL may hold a password
+        use_attribute_docstrings=True,
     )
 
     redis_url: RedisUrl = "redis://localhost:6379/0"
@@ -49,8 +53,9 @@ class Settings(BaseSettings):
         return Ledger(self.names, self.result_ttl_seconds, self.events_ttl_seconds, self.lease_seconds)
 
 
-def resolve_settings(url: str | None, settings: Settings | None) -> Settings:
+def resolve_settings(url: str | None, settings: Settings | None, namespace: str | None = None) -> Settings:
     """Settings from what a client was given, the environment for the rest."""
-    if url is None:
-        return settings or Settings()
-    return Settings(redis_url=url) if settings is None else Settings(**{**settings.model_dump(), "redis_url": url})
+    given = {name: value for name, value in (("redis_url", url), ("namespace", namespace)) if value is not None}
+    if settings is not None and not given:
+        return settings
+    return Settings.model_validate({**(settings.model_dump() if settings is not None else {}), **given})

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from typing import cast
 
 import pytest
 import redis
@@ -28,6 +29,7 @@ from celery_llama.protocol.errors import (
     UnreadableData,
 )
 from celery_llama.protocol.events import AnyEvent
+from celery_llama.protocol.fields import GenerateFields
 from celery_llama.protocol.jobs import GenerateJob
 from celery_llama.protocol.names import Names
 from celery_llama.settings import Settings
@@ -107,7 +109,7 @@ def test_a_client_that_is_closed_does_nothing_and_says_so(
 
 def test_a_job_that_is_not_valid_is_not_stored(client: Client, connection: redis.Redis, names: Names) -> None:
     with pytest.raises(InvalidJob, match="colour"):
-        client.submit(prompt="x", colour="blue")
+        client.submit(**cast(GenerateFields, {"prompt": "x", "colour": "blue"}))
     with pytest.raises(JobTooLarge):
         client.submit(prompt="x" * client.settings.max_job_bytes)
 

@@ -30,6 +30,20 @@ def test_a_url_replaces_the_url_of_the_settings_and_nothing_else() -> None:
     assert settings.namespace == "mine"
 
 
+def test_a_namespace_replaces_the_namespace_of_the_settings_and_nothing_else() -> None:
+    settings = resolve_settings(None, Settings(redis_url="redis://here:1/0", namespace="mine"), "yours")
+
+    assert settings.redis_url == "redis://here:1/0"
+    assert settings.namespace == "yours"
+
+
+def test_what_is_wrong_with_a_url_is_said_without_its_password() -> None:
+    with pytest.raises(ValueError, match="redis_url") as caught:
+        resolve_settings("http://user:secret@there", None)
+
+    assert "secret" not in str(caught.value)
+
+
 def test_settings_given_without_a_url_stay_as_they_are() -> None:
     settings = Settings(namespace="mine")
 

@@ -7,16 +7,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 import redis
 import redis.asyncio
 import redis.asyncio.client
-from pydantic import BaseModel
 
 from celery_llama.client import flows
 from celery_llama.client.connection import connect_async, reachable
-from celery_llama.client.flows import CancelOutcome
+from celery_llama.client.flows import CancelOutcome, Model
 from celery_llama.client.messenger import Messenger
 from celery_llama.client.steps import (
     CONFIRMATION_SECONDS,
@@ -36,8 +35,9 @@ from celery_llama.ledger.scripts import execute_async
 from celery_llama.protocol.embedding import EmbedJob
 from celery_llama.protocol.errors import CeleryLlamaError
 from celery_llama.protocol.events import AnyEvent, Event
+from celery_llama.protocol.fields import EmbedFields, GenerateFields
 from celery_llama.protocol.jobs import GenerateJob
-from celery_llama.protocol.results import JobInfo, Result
+from celery_llama.protocol.results import JobInfo, Parsed, Result
 from celery_llama.settings import Settings, resolve_settings
 
 T = TypeVar("T")
@@ -46,15 +46,22 @@ T = TypeVar("T")
 class AsyncClient:
     """Submits jobs and finds them again."""
 
-    def __init__(self, url: str | None = None, *, settings: Settings | None = None) -> None:
-        self.settings = resolve_settings(url, settings)
+    def __init__(
+        self, url: str | None = None, *, namespace: str | None = None, settings: Settings | None = None
+    ) -> None:
+        self.settings = resolve_settings(url, settings, namespace)
         self._connection = connect_async(self.settings)
         self._messenger = Messenger(self.settings)
         self._closed = False
 
     async def submit(
-        self, job: GenerateJob | str | None = None, /, *, response_model: type[BaseModel] | None = None, **fields: Any
-    ) -> AsyncJobHandle:
+        self,
+        job: GenerateJob | str | None = None,
+        /,
+        *,
+        response_model: type[Model] | None = None,
+        **fields: Unpack[GenerateFields],
+    ) -> AsyncJobHandle[Model]:
         """Queue a job, given whole, or by its prompt and other fields; returns at once.
 
         `response_model` holds the output to a pydantic model's schema, and the result's `.parsed` is an instance of it.
@@ -63,7 +70,9 @@ class AsyncClient:
         job_id = await self._run(flows.submit(self.settings, flows.prepare(job, response_model, fields)))
         return AsyncJobHandle(self, job_id, response_model)
 
-    async def embed(self, texts: str | Sequence[str] | EmbedJob, /, **fields: Any) -> AsyncJobHandle:
+    async def embed(
+        self, texts: str | Sequence[str] | EmbedJob, /, **fields: Unpack[EmbedFields]
+    ) -> AsyncJobHandle[None]:
         """Queue an embedding job; the result's `.embeddings` has a vector for each text, in their order.
 
         Raises InvalidJob, JobTooLarge, IdempotencyConflict, ServerUnreachable.
@@ -71,7 +80,7 @@ class AsyncClient:
         job = flows.prepare_embedding(texts, fields)
         return AsyncJobHandle(self, await self._run(flows.submit(self.settings, job)))
 
-    def job(self, job_id: str, *, response_model: type[BaseModel] | None = None) -> AsyncJobHandle:
+    def job(self, job_id: str, *, response_model: type[Model] | None = None) -> AsyncJobHandle[Model]:
         """Return a handle on a job, whoever submitted it, without asking the server. Raises InvalidJob for no id."""
         self.settings.names.job(job_id)
         return AsyncJobHandle(self, job_id, response_model)
@@ -130,10 +139,10 @@ class AsyncClient:
                 await line.close()
 
 
-class AsyncJobHandle:
+class AsyncJobHandle(Generic[Parsed]):
     """One job, whoever submitted it."""
 
-    def __init__(self, client: AsyncClient, job_id: str, response_model: type[BaseModel] | None = None) -> None:
+    def __init__(self, client: AsyncClient, job_id: str, response_model: type[Parsed] | None = None) -> None:
         self.id = job_id
         self._client, self._response_model = client, response_model
         self._names = client.settings.names
@@ -149,7 +158,7 @@ class AsyncJobHandle:
             async for event in events:
                 yield event
 
-    async def result(self, timeout: float | None = None) -> Result:
+    async def result(self, timeout: float | None = None) -> Result[Parsed]:
         """Wait for the job's end, at most `timeout` seconds; a cancelled or incomplete job's result is returned too.
 
         Raises JobFailed, JobNotFound, ResultTimeout, OutputMismatch, ServerUnreachable.

@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 import redis
 import redis.client
-from pydantic import BaseModel
 
 from celery_llama.client import flows
 from celery_llama.client.connection import connect, reachable
-from celery_llama.client.flows import CancelOutcome
+from celery_llama.client.flows import CancelOutcome, Model
 from celery_llama.client.messenger import Messenger
 from celery_llama.client.steps import (
     CONFIRMATION_SECONDS,
@@ -36,8 +35,9 @@ from celery_llama.ledger.scripts import execute
 from celery_llama.protocol.embedding import EmbedJob
 from celery_llama.protocol.errors import CeleryLlamaError
 from celery_llama.protocol.events import AnyEvent, Event
+from celery_llama.protocol.fields import EmbedFields, GenerateFields
 from celery_llama.protocol.jobs import GenerateJob
-from celery_llama.protocol.results import JobInfo, Result
+from celery_llama.protocol.results import JobInfo, Parsed, Result
 from celery_llama.settings import Settings, resolve_settings
 
 T = TypeVar("T")
@@ -46,15 +46,22 @@ T = TypeVar("T")
 class Client:
     """Submits jobs and finds them again."""
 
-    def __init__(self, url: str | None = None, *, settings: Settings | None = None) -> None:
-        self.settings = resolve_settings(url, settings)
+    def __init__(
+        self, url: str | None = None, *, namespace: str | None = None, settings: Settings | None = None
+    ) -> None:
+        self.settings = resolve_settings(url, settings, namespace)
         self._connection = connect(self.settings)
         self._messenger = Messenger(self.settings)
         self._closed = False
 
     def submit(
-        self, job: GenerateJob | str | None = None, /, *, response_model: type[BaseModel] | None = None, **fields: Any
-    ) -> JobHandle:
+        self,
+        job: GenerateJob | str | None = None,
+        /,
+        *,
+        response_model: type[Model] | None = None,
+        **fields: Unpack[GenerateFields],
+    ) -> JobHandle[Model]:
         """Queue a job, given whole, or by its prompt and other fields; returns at once.
 
         `response_model` holds the output to a pydantic model's schema, and the result's `.parsed` is an instance of it.
@@ -63,7 +70,7 @@ class Client:
         job_id = self._run(flows.submit(self.settings, flows.prepare(job, response_model, fields)))
         return JobHandle(self, job_id, response_model)
 
-    def embed(self, texts: str | Sequence[str] | EmbedJob, /, **fields: Any) -> JobHandle:
+    def embed(self, texts: str | Sequence[str] | EmbedJob, /, **fields: Unpack[EmbedFields]) -> JobHandle[None]:
         """Queue an embedding job; the result's `.embeddings` has a vector for each text, in their order.
 
         Raises InvalidJob, JobTooLarge, IdempotencyConflict, ServerUnreachable.
@@ -71,7 +78,7 @@ class Client:
         job = flows.prepare_embedding(texts, fields)
         return JobHandle(self, self._run(flows.submit(self.settings, job)))
 
-    def job(self, job_id: str, *, response_model: type[BaseModel] | None = None) -> JobHandle:
+    def job(self, job_id: str, *, response_model: type[Model] | None = None) -> JobHandle[Model]:
         """Return a handle on a job, whoever submitted it, without asking the server. Raises InvalidJob for no id."""
         self.settings.names.job(job_id)
         return JobHandle(self, job_id, response_model)
@@ -133,10 +140,10 @@ class Client:
                 line.close()
 
 
-class JobHandle:
+class JobHandle(Generic[Parsed]):
     """One job, whoever submitted it."""
 
-    def __init__(self, client: Client, job_id: str, response_model: type[BaseModel] | None = None) -> None:
+    def __init__(self, client: Client, job_id: str, response_model: type[Parsed] | None = None) -> None:
         self.id = job_id
         self._client, self._response_model = client, response_model
         self._names = client.settings.names
@@ -149,7 +156,7 @@ class JobHandle:
         """
         return self._client._drive(flows.stream(self._names, self.id, after, Waiting(self.id, timeout)))
 
-    def result(self, timeout: float | None = None) -> Result:
+    def result(self, timeout: float | None = None) -> Result[Parsed]:
         """Wait for the job's end, at most `timeout` seconds; a cancelled or incomplete job's result is returned too.
 
         Raises JobFailed, JobNotFound, ResultTimeout, OutputMismatch, ServerUnreachable.

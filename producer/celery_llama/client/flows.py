@@ -6,11 +6,12 @@ tested without a server. A step that fails is thrown into the flow. Pure; any th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal
 from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
+from typing_extensions import TypeVar
 
 from celery_llama.client.connection import CONNECTION_ERRORS
 from celery_llama.client.steps import Flow, Publish, Subscribe, TellWorkers, Waiting
@@ -32,29 +33,37 @@ from celery_llama.protocol.events import AnyEvent, parse_event
 from celery_llama.protocol.jobs import GenerateJob, encode_body, parse_generate_job
 from celery_llama.protocol.kinds import Job, readable_body
 from celery_llama.protocol.names import Names
-from celery_llama.protocol.results import JobError, JobInfo, Result
+from celery_llama.protocol.results import JobError, JobInfo, Parsed, Result
 from celery_llama.protocol.workers import WorkerFacts
 from celery_llama.settings import Settings
 
 CancelOutcome = Literal["closed", "requested", "ended"]
+#: The class that an output is made an instance of, None without one.
+Model = TypeVar("Model", bound=BaseModel | None, default=None)
 
 
 def prepare(
-    job: GenerateJob | str | None, response_model: type[BaseModel] | None, fields: dict[str, Any]
+    job: GenerateJob | str | None, response_model: type[object] | None, fields: Mapping[str, object]
 ) -> GenerateJob:
     """Make the job of what `submit` was given; raises InvalidJob."""
     body = _body(job, fields)
-    if response_model is not None:
+    if (model := _pydantic(response_model)) is not None:
         if "response_format" in body:
             raise InvalidJob("give either response_model or response_format")
-        schema = {"name": response_model.__name__[:64], "schema": response_model.model_json_schema()}
+        schema = {"name": model.__name__[:64], "schema": model.model_json_schema()}
         body = {**body, "response_format": {"type": "json_schema", "json_schema": schema}}
     return parse_generate_job(body)
 
 
-def _body(job: GenerateJob | str | None, fields: dict[str, Any]) -> dict[str, Any]:
+def _pydantic(response_model: type[object] | None) -> type[BaseModel] | None:
+    if response_model is None or (isinstance(response_model, type) and issubclass(response_model, BaseModel)):
+        return response_model
+    raise InvalidJob("response_model is a class that is derived from pydantic's BaseModel")
+
+
+def _body(job: GenerateJob | str | None, fields: Mapping[str, object]) -> dict[str, object]:
     if job is None:
-        return fields
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
     if isinstance(job, str):
         if "prompt" in fields:
             raise TypeError("give the prompt once")
@@ -66,7 +75,7 @@ def _body(job: GenerateJob | str | None, fields: dict[str, Any]) -> dict[str, An
     return job.body()
 
 
-def prepare_embedding(given: EmbedJob | str | Sequence[str], fields: dict[str, Any]) -> EmbedJob:
+def prepare_embedding(given: EmbedJob | str | Sequence[str], fields: Mapping[str, object]) -> EmbedJob:
     """Make the job of what `embed` was given; raises InvalidJob."""
     if not isinstance(given, EmbedJob):
         return parse_embed_job({"input": given if isinstance(given, str) else list(given), **fields})
@@ -165,13 +174,14 @@ def wait(names: Names, job_id: str, waiting: Waiting) -> Flow[Result]:
     return result
 
 
-def parsed(result: Result, response_model: type[BaseModel] | None) -> Result:
+def parsed(result: Result, response_model: type[Parsed] | None) -> Result[Parsed]:
     """Add the response model's instance; raises OutputMismatch."""
-    if response_model is not None and result.status == "completed":
+    model = _pydantic(response_model)
+    if model is not None and result.status == "completed":
         try:
-            result._parsed = response_model.model_validate_json(result.text)
+            result._parsed = model.model_validate_json(result.text)
         except ValidationError as error:
-            raise OutputMismatch(result.id, response_model.__name__, result) from error
+            raise OutputMismatch(result.id, model.__name__, result) from error
     return result
 
 

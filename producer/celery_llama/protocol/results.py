@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Generic, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from typing_extensions import TypeVar
 
 JobStatus = Literal["queued", "running", "completed", "incomplete", "cancelled", "failed"]
 EndStatus = Literal["completed", "incomplete", "cancelled", "failed"]
 FinishReason = Literal["stop", "length", "timeout", "cancelled"]
+
+#: What the output was parsed as: a response model, None without one.
+Parsed = TypeVar("Parsed", covariant=True, default=Any)
 
 #: The states in which a job stays.
 END_STATUSES: frozenset[str] = frozenset({"completed", "incomplete", "cancelled", "failed"})
@@ -65,7 +69,7 @@ class JobError(_Lenient):
     message: str
 
 
-class Result(_Lenient):
+class Result(_Lenient, Generic[Parsed]):
     """The end of a job."""
 
     id: str
@@ -97,9 +101,10 @@ class Result(_Lenient):
         return self.choices[0].finish_reason if self.choices else None
 
     @property
-    def parsed(self) -> Any:
+    def parsed(self) -> Parsed | None:
         """The instance of `response_model`, if one was given and the job completed."""
-        return self._parsed
+        parsed: Parsed | None = self._parsed
+        return parsed
 
 
 class JobInfo(_Lenient):
