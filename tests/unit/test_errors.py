@@ -7,7 +7,6 @@ import inspect
 import json
 import multiprocessing
 import pickle
-import typing
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
@@ -27,12 +26,12 @@ RESULTS = [
 ]
 BACKEND = Celery(backend="cache+memory://", set_as_current=False).backend
 #: What an argument of this type may be.
-ARGUMENTS: dict[Any, st.SearchStrategy[Any]] = {
-    str: st.text(),
-    int: st.integers(),
-    float: st.floats(allow_nan=False),
-    object: st.text().map(ConnectionError),
-    Result | None: st.sampled_from([None, *RESULTS]),
+ARGUMENTS: dict[str, st.SearchStrategy[Any]] = {
+    "str": st.text(),
+    "int": st.integers(),
+    "float": st.floats(allow_nan=False),
+    "object": st.text().map(ConnectionError),
+    "Result | None": st.sampled_from([None, *RESULTS]),
 }
 
 
@@ -51,8 +50,9 @@ def any_of(kind: type[CeleryLlamaError]) -> st.SearchStrategy[CeleryLlamaError]:
     """Errors of a class, with whatever arguments it takes."""
     if kind.__init__ is Exception.__init__:
         return st.text().map(kind)
-    types = typing.get_type_hints(kind.__init__)
-    return st.builds(kind, *[ARGUMENTS[types[name]] for name in [*inspect.signature(kind).parameters]])
+    return st.builds(
+        kind, *[ARGUMENTS[argument.annotation] for argument in inspect.signature(kind).parameters.values()]
+    )
 
 
 def test_the_worker_s_errors_are_among_them() -> None:

@@ -20,9 +20,10 @@ last from nothing else. So a class with arguments of its own says them in `__str
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from celery_llama.protocol.results import JobError, Result
+if TYPE_CHECKING:
+    from celery_llama.protocol.results import Result
 
 
 class CeleryLlamaError(Exception):
@@ -92,8 +93,8 @@ class JobFailed(CeleryLlamaError):
     def __init__(self, job_id: str, failure_code: str, message: str, result: Result | None = None) -> None:
         super().__init__(job_id, failure_code, message)
         self.job_id, self.failure_code, self.message = job_id, failure_code, message
-        error = JobError(code=failure_code, message=message)
-        self.result = result or Result(id=job_id, status="failed", error=error)
+        error = {"code": failure_code, "message": message}
+        self.result = result or _result(id=job_id, status="failed", error=error)
 
     def __str__(self) -> str:
         return f"job {self.job_id} failed: {self.message} ({self.failure_code})"
@@ -149,7 +150,7 @@ class OutputMismatch(CeleryLlamaError):
     def __init__(self, job_id: str, model: str, result: Result | None = None) -> None:
         super().__init__(job_id, model)
         self.job_id, self.model = job_id, model
-        self.result = result or Result(id=job_id, status="completed")
+        self.result = result or _result(id=job_id, status="completed")
 
     def __str__(self) -> str:
         return f"the output of job {self.job_id} does not satisfy {self.model}"
@@ -179,3 +180,10 @@ class GenerationFailed(CeleryLlamaError):
 
     def __str__(self) -> str:
         return f"{self.message} ({self.failure_code})"
+
+
+def _result(**fields: Any) -> Result:
+    """What is left of a result. Pydantic is imported here: the package imports the errors, and is to stay light."""
+    from celery_llama.protocol.results import Result
+
+    return Result.model_validate(fields)
