@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import gguf
 import numpy as np
 
-from tests.tiny_model import CONTEXT, N_EMBED, N_FEED_FORWARD, N_HEAD, add_vocabulary, finish, vocabulary
+from tests.tiny_model import CONTEXT, CONTROL, N_EMBED, N_FEED_FORWARD, N_HEAD, add_vocabulary, finish, vocabulary
 
 #: Tokens that a layer with a sliding window can look back.
 WINDOW = 24
@@ -52,15 +54,51 @@ class Weights:
             self.matrix(f"blk.{layer}.attn_{name}.weight", rows, N_EMBED, 2.0)
 
 
-def _decoder(path: Path, architecture: str, layers: int) -> gguf.GGUFWriter:
+def _decoder(
+    path: Path, architecture: str, layers: int, vocabulary: Callable[[gguf.GGUFWriter], None] = add_vocabulary
+) -> gguf.GGUFWriter:
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(f"tiny {architecture}")
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(N_EMBED)
     writer.add_block_count(layers)
     writer.add_layer_norm_rms_eps(1e-5)
-    add_vocabulary(writer)
+    vocabulary(writer)
     return writer
+
+
+def _byte_vocabulary(writer: gguf.GGUFWriter, pre_tokeniser: str) -> None:
+    """A token for each byte, written as GPT-2 writes them, and one for two spaces: there must be a merge."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [value for value in range(256) if value not in shown]
+    tokens = [chr(value) for value in shown] + [chr(0x100 + rank) for rank in range(len(hidden))] + ["ĠĠ", *CONTROL]
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre_tokeniser)
+    writer.add_token_list(tokens)
+    plain, control = [gguf.TokenType.NORMAL] * 257, [gguf.TokenType.CONTROL] * len(CONTROL)
+    writer.add_token_types([*plain, *control])
+    writer.add_token_merges(["Ġ Ġ"])
+    writer.add_bos_token_id(257)
+    writer.add_eos_token_id(258)
+
+
+def write_tiny_bytes(path: Path, pre_tokeniser: str, *, seed: int = 0) -> Path:
+    """The usual model, but with a token for each byte and a pre-tokeniser that cuts texts into words first."""
+    writer = _decoder(path, "llama", 1, partial(_byte_vocabulary, pre_tokeniser=pre_tokeniser))
+    writer.add_feed_forward_length(N_FEED_FORWARD)
+    writer.add_head_count(N_HEAD)
+    writer.add_head_count_kv(N_HEAD // 2)
+    weights = Weights(writer, seed)
+    weights.matrix("token_embd.weight", 257 + len(CONTROL), N_EMBED, 8.0)
+    weights.norm("blk.0.attn_norm")
+    weights.norm("blk.0.ffn_norm")
+    weights.attention(0)
+    weights.feed_forward(0)
+    weights.norm("output_norm")
+    weights.matrix("output.weight", 257 + len(CONTROL), N_EMBED, 4.0)
+    finish(writer)
+    return path
 
 
 def write_tiny_mamba(path: Path, *, seed: int = 0) -> Path:

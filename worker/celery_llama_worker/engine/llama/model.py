@@ -16,8 +16,9 @@ from typing import Any, Self
 
 import llama_cpp.llama_cpp as lib
 
+from celery_llama_worker.engine.llama.deep_stack import on_deep_stack
 from celery_llama_worker.engine.llama.dry import DrySamplers
-from celery_llama_worker.errors import StartupError
+from celery_llama_worker.errors import EngineFault, StartupError
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +27,10 @@ GGUF_MAGIC = b"GGUF"
 _POOLING = {"1": "mean", "2": "cls", "3": "last", "4": "rank"}
 #: GGML_LOG_LEVEL_ERROR in ggml.h.
 _LOG_LEVEL_ERROR = 4
+#: What llama.cpp's pre-tokenisers take of the stack for every byte of a run; 350 were measured.
+_STACK_BYTES_PER_BYTE = 512
+#: Texts up to this length are tokenised on whatever thread asks: any stack is deep enough.
+_SHALLOW_BYTES = 4_096
 #: What llama.cpp said at level error; it gives reasons only through its log, the first line being the most exact.
 _complaints: deque[str] = deque(maxlen=8)
 
@@ -158,11 +163,21 @@ class LlamaModel:
         return token in self.end_tokens
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Text to token ids.
+        """Text to token ids, however long the text is; raises EngineFault if there is no memory for it.
 
         `add_special` adds BOS where the vocabulary wants it; `parse_special` reads `<s>` as a token, not as text.
         """
         data = text.encode(errors="replace")
+        if len(data) <= _SHALLOW_BYTES:
+            return self._tokenize(data, add_special, parse_special)
+        try:
+            return on_deep_stack(
+                lambda: self._tokenize(data, add_special, parse_special), len(data) * _STACK_BYTES_PER_BYTE
+            )
+        except MemoryError as error:
+            raise EngineFault(f"this machine has no memory to tokenise a text of {len(data):,} bytes") from error
+
+    def _tokenize(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
         tokens = (lib.llama_token * (len(data) + 2))()
         count = lib.llama_tokenize(self.vocab, data, len(data), tokens, len(tokens), add_special, parse_special)
         if count < 0:  # more tokens than bytes: an unusual vocabulary, but the call says how many
