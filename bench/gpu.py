@@ -1,81 +1,51 @@
-"""The GPU in one script of at most ten minutes: limit and queue with an 8B-shaped model, and the reproducibility probe.
+"""The GPU: limit and queue with a model of 8B's shape, the host's share of a step, and the reproducibility probe.
 
-`python -m bench gpu`; where llama.cpp has no GPU it says `not measured`. It needs a build of llama-cpp-python for the
-device: `CMAKE_ARGS=-DGGML_CUDA=on pip install --force-reinstall --no-binary llama-cpp-python llama-cpp-python`.
+Where llama.cpp has no GPU it says so. It needs a build of llama-cpp-python for the device:
+`CMAKE_ARGS=-DGGML_CUDA=on pip install --force-reinstall --no-binary llama-cpp-python llama-cpp-python`.
 """
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import tempfile
-import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import llama_cpp.llama_cpp as lib
 
-from bench import model, queue
-from bench.limit import BareLoop
-from bench.stage import server, worker
-from bench.work import Work, distinct
+from bench import model, step_profile, throughput
+from bench.setting import Setting
 from celery_llama_worker.engine.llama.engine import LlamaEngine
 from celery_llama_worker.engine.llama.model import LlamaModel
 from celery_llama_worker.engine.probe import probe
 from celery_llama_worker.settings import WorkerSettings
 
-_SECONDS = 570.0
-_SLOTS = (32, 8, 1, 64, 128)
-_ROUNDS, _CTX, _TOKENS = 5, 256, 64
+_SLOTS = (1, 8, 32, 64, 128)
 
 
-def measure(shape: str = "8b", kind: str = "q8_0", *, anyway: bool = False) -> dict[str, Any]:
-    """For each number of sequences, limit and queue in turn, as long as there is time; `anyway` without a GPU too."""
-    if not (lib.llama_supports_gpu_offload() or anyway):
+def measure(setting: Setting) -> dict[str, Any]:
+    """For each number of sequences, limit and queue; nothing without a GPU."""
+    if not lib.llama_supports_gpu_offload():
         return {"measured": False, "why": "not measured: this build of llama.cpp has no GPU"}
-    deadline = time.monotonic() + _SECONDS
-    figures: dict[str, Any] = {"measured": True, "model": f"random weights, {shape} {kind}", "devices": _devices()}
+    figures: dict[str, Any] = {"measured": True, "model": "random weights, 8B, Q8_0", "devices": _devices()}
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
-        path = model.write(Path(folder) / f"random-{shape}.{kind}.gguf", shape, kind)
-        print(f"model written, {path.stat().st_size / 2**30:.1f} GiB; {deadline - time.monotonic():.0f} s left")
-        with LlamaModel(path) as loaded:
-            figures["probe"] = _probe(loaded, path)
+        path = model.write(Path(folder) / "random-8b.q8_0.gguf", model.EIGHT_B)
+        figures["probe"] = _probe(path)
+        with LlamaModel(path, gpu_layers=0) as for_tokens:
+            here = replace(setting, path=path, model=for_tokens, llama_server=None)
             for slots in _SLOTS:
-                if deadline - time.monotonic() < 45:
-                    figures[str(slots)] = "not measured: no time left"
-                    continue
-                figures[str(slots)] = _at(loaded, path, slots, deadline)
+                profile = step_profile.measure(here, slots)
+                host = round(100 - profile["llama_decode %"], 2)
+                figures[str(slots)] = throughput.at(here, slots) | {"host's share of a step, %": host}
     return figures
 
 
-def _at(loaded: LlamaModel, path: Path, slots: int, deadline: float) -> dict[str, Any]:
-    work = distinct(loaded, 2 * slots, 64, _TOKENS, seed=slots)
-    ratios, limits, queues = [], [], []
+def _probe(path: Path) -> dict[str, Any]:
     with (
-        server() as url,
-        worker(url, path, slots, ctx_per_slot=_CTX) as ours,
-        BareLoop(loaded, slots, ctx_per_slot=_CTX) as loop,
+        LlamaModel(path) as loaded,
+        LlamaEngine(loaded, WorkerSettings(model=str(path), slots=32, ctx_per_slot=256)) as engine,
     ):
-        loop.run(Work(work.prompts[:slots], 4))
-        for _ in range(_ROUNDS):
-            limits.append(loop.run(work).tokens_per_second)
-            begun = time.monotonic()
-            queues.append(queue.run(ours, work) / (time.monotonic() - begun))
-            ratios.append(queues[-1] / limits[-1])
-            if time.monotonic() > deadline - 20:
-                break
-    found = {
-        "limit": round(statistics.median(limits), 1),
-        "queue": round(statistics.median(queues), 1),
-        "queue/limit": round(statistics.median(ratios), 3),
-        "rounds": len(ratios),
-    }
-    print(f"{slots:4} at a time: {found}")
-    return found
-
-
-def _probe(loaded: LlamaModel, path: Path) -> dict[str, Any]:
-    with LlamaEngine(loaded, WorkerSettings(model=str(path), slots=32, ctx_per_slot=_CTX)) as engine:
         report = probe(engine, loaded.n_vocab, 64)
     found = {"decode": report.decode, "prefill": report.prefill, "seconds": round(report.seconds, 2)}
     print(f"output independent of the batch: {found}")

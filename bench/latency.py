@@ -18,7 +18,7 @@ from bench import queue
 from bench.limit import BareLoop
 from bench.quiet import Neighbours, in_turn
 from bench.setting import Setting
-from bench.stage import Worker, process, server, worker
+from bench.stage import OBSERVED, Worker, process, server, worker
 from bench.work import Work, distinct, text_tokens
 
 Arrivals = dict[str, list[tuple[int, int]]]
@@ -36,7 +36,7 @@ def measure(setting: Setting) -> dict[str, Any]:
                 "idle": _idle(setting, ours),
                 "memory_of_a_job": _memory(setting, ours),
             }
-        with worker(url, setting.path, setting.size(32, 4), threads=setting.threads, observed=True) as ours:
+        with worker(url, setting.path, setting.size(32, 4), threads=setting.threads, module=OBSERVED) as ours:
             return figures | {"token": _token(setting, ours)}
 
 

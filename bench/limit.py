@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 import llama_cpp.llama_cpp as lib
@@ -29,12 +29,6 @@ class Run:
     decode_seconds: float = 0.0
     tokens: int = 0
     decoded_tokens: int = 0
-    texts: list[list[int]] = field(default_factory=list)
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Generated tokens over the whole time, prompts included."""
-        return self.tokens / self.seconds
 
     @property
     def decoded_per_second(self) -> float:
@@ -95,7 +89,6 @@ class BareLoop:
         run.decode_seconds += time.perf_counter() - begun
         run.decoded_tokens += sequences * (max_tokens - 1)
         run.tokens += sequences * max_tokens
-        run.texts += texts
 
     def _read(self, prompts: Sequence[Prompt]) -> list[int]:
         """Read the prompts, in whole, as many as a call takes; returns the first token of each."""

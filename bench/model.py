@@ -1,7 +1,6 @@
-"""Writes random-weight GGUFs of a given shape and type, so that a device can be measured without a download.
+"""Writes random-weight GGUFs in Q8_0, so that a device or a vocabulary can be measured without a download.
 
-`python -m bench model 8b q8_0 FILE`. Never holds more than one tensor in memory; a large one repeats a block of random
-values, which no kernel notices.
+Never holds more than one tensor in memory; a large one repeats a block of random values, which no kernel notices.
 """
 
 from __future__ import annotations
@@ -14,6 +13,13 @@ import gguf
 import numpy as np
 
 _BLOCK_BYTES = 1 << 24
+#: Q8_0: a scale and 32 values of a byte each.
+_VALUES, _QUANTISED_BYTES = 32, 34
+#: The spread of random bytes, unscaled.
+_DEVIATION = 73.9
+_SPECIAL = ["<unk>", "<s>", "</s>"]
+FIRST_BYTE_TOKEN = len(_SPECIAL)
+FIRST_WORD_TOKEN = FIRST_BYTE_TOKEN + 256
 
 
 @dataclass(frozen=True)
@@ -29,41 +35,29 @@ class Shape:
     context: int = 8192
 
 
-SHAPES = {
-    "tiny": Shape(512, 256, 2, 4, 2, 512),
-    "135m": Shape(49_152, 576, 30, 9, 3, 1536),
-    "1b": Shape(128_256, 2048, 16, 32, 8, 8192),
-    "8b": Shape(128_256, 4096, 32, 32, 8, 14_336),
-}
-TYPES = {
-    "f16": gguf.GGMLQuantizationType.F16,
-    "q8_0": gguf.GGMLQuantizationType.Q8_0,
-    "q4_0": gguf.GGMLQuantizationType.Q4_0,
-}
+EIGHT_B = Shape(128_256, 4096, 32, 32, 8, 14_336)
+#: A large vocabulary, and next to nothing that computes.
+VOCABULARY = Shape(131_072, 64, 1, 2, 1, 64)
 
 
-def write(path: Path, shape: str, kind: str) -> Path:
+def write(path: Path, shape: Shape) -> Path:
     """Write the model; the same arguments give the same bytes."""
-    sizes, type_ = SHAPES[shape], TYPES[kind]
     writer = gguf.GGUFWriter(path, "llama")
-    _describe(writer, sizes, f"random-{shape}-{kind}")
-    tensors = _tensors(sizes)
+    _describe(writer, shape, path.stem)
+    tensors = _tensors(shape)
     for name, dimensions in tensors.items():
-        tensor_type = gguf.GGMLQuantizationType.F32 if len(dimensions) == 1 else type_
-        block, size = gguf.GGML_QUANT_SIZES[tensor_type]
-        nbytes = int(np.prod(dimensions)) // block * size
-        # The writer takes a quantised tensor's shape in bytes, as numpy has it.
-        stored = (*dimensions[:-1], dimensions[-1] // block * size)
-        quantised = tensor_type in (TYPES["q8_0"], TYPES["q4_0"])
-        dtype = np.uint8 if quantised else np.float32 if tensor_type == gguf.GGMLQuantizationType.F32 else np.float16
-        shape_ = stored if quantised else dimensions
-        writer.add_tensor_info(name, shape_, np.dtype(dtype), nbytes, raw_dtype=tensor_type if quantised else None)
+        if len(dimensions) == 1:
+            writer.add_tensor_info(name, dimensions, np.dtype(np.float32), dimensions[0] * 4)
+        else:  # the writer takes a quantised tensor's shape in bytes, as numpy has it
+            rows, row_bytes = dimensions[0], dimensions[1] // _VALUES * _QUANTISED_BYTES
+            kind = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor_info(name, (rows, row_bytes), np.dtype(np.uint8), rows * row_bytes, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     chance = np.random.default_rng(0)
     for dimensions in tensors.values():
-        writer.write_tensor_data(_weights(chance, dimensions, kind))
+        writer.write_tensor_data(_weights(chance, dimensions))
     writer.close()
     return path
 
@@ -86,35 +80,25 @@ def _tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
     return tensors | {"output_norm.weight": (wide,), "output.weight": (shape.vocabulary, wide)}
 
 
-def _weights(chance: np.random.Generator, dimensions: tuple[int, ...], kind: str) -> np.ndarray[Any, Any]:
+def _weights(chance: np.random.Generator, dimensions: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """Values of such a size that activations neither vanish nor overflow."""
     if len(dimensions) == 1:
         return np.ones(dimensions, dtype=np.float32)
     rows, columns = dimensions
-    spread = columns**-0.5
-    if kind == "f16":
-        row_bytes = columns * 2
-        few = max(1, min(rows, _BLOCK_BYTES // row_bytes))
-        block: np.ndarray[Any, Any] = (chance.standard_normal((few, columns)) * spread).astype(np.float16)
-    else:
-        values, deviation = (32, 73.9) if kind == "q8_0" else (16, 4.6)  # bytes of values, and their spread unscaled
-        row_bytes = columns // 32 * (2 + values)
-        few = max(1, min(rows, _BLOCK_BYTES // row_bytes))
-        blocks = np.empty((few * columns // 32, 2 + values), dtype=np.uint8)
-        blocks[:, :2] = np.array([spread / deviation], dtype=np.float16).view(np.uint8)
-        blocks[:, 2:] = chance.integers(0, 256, (len(blocks), values), dtype=np.uint8)
-        block = blocks.reshape(few, row_bytes)
-    repeats = -(-rows // few)
-    return np.tile(block, (repeats, 1))[:rows]
+    row_bytes = columns // _VALUES * _QUANTISED_BYTES
+    few = max(1, min(rows, _BLOCK_BYTES // row_bytes))
+    blocks = np.empty((few * columns // _VALUES, _QUANTISED_BYTES), dtype=np.uint8)
+    blocks[:, :2] = np.array([columns**-0.5 / _DEVIATION], dtype=np.float16).view(np.uint8)
+    blocks[:, 2:] = chance.integers(0, 256, (len(blocks), _VALUES), dtype=np.uint8)
+    return np.tile(blocks.reshape(few, row_bytes), (-(-rows // few), 1))[:rows]
 
 
 def _describe(writer: gguf.GGUFWriter, shape: Shape, name: str) -> None:
     # A byte for each of the first tokens, so that any text can be tokenised; the others only have to be there.
-    special = ["<unk>", "<s>", "</s>"]
-    bytes_ = [f"<0x{value:02X}>" for value in range(256)]
-    tokens = [*special, *bytes_, *(f"t{number}" for number in range(shape.vocabulary - 259))]
+    words = shape.vocabulary - FIRST_WORD_TOKEN
+    tokens = [*_SPECIAL, *(f"<0x{value:02X}>" for value in range(256)), *(f" t{number}" for number in range(words))]
     types = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL, *[gguf.TokenType.BYTE] * 256]
-    types += [gguf.TokenType.NORMAL] * (shape.vocabulary - len(types))
+    types += [gguf.TokenType.NORMAL] * words
     writer.add_name(name)
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.embedding)

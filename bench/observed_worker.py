@@ -16,6 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from celery_llama_worker import cli
 from celery_llama_worker.assembly import Parts
 from celery_llama_worker.bookkeeping.publisher import Publisher
@@ -33,10 +36,12 @@ class Book:
     """All counts; written by the engine thread only."""
 
     def __init__(self) -> None:
+        #: Of each block, without the blocks within it: so all of them together are the time that was clocked.
         self.wall_ns: dict[str, int] = defaultdict(int)
         #: Processor time of the engine thread alone.
         self.cpu_ns: dict[str, int] = defaultdict(int)
         self.counts: dict[str, int] = defaultdict(int)
+        self._within_ns = 0, 0
         #: When the step's tokens were there.
         self.sampled_at_ns = 0
         #: Job, its token's number, when that was sampled.
@@ -47,10 +52,14 @@ class Book:
     @contextmanager
     def clock(self, name: str) -> Iterator[None]:
         """Count the time of a block."""
+        (outer_cpu, outer_wall), self._within_ns = self._within_ns, (0, 0)
         cpu, wall = time.thread_time_ns(), time.perf_counter_ns()
         yield
-        self.wall_ns[name] += time.perf_counter_ns() - wall
-        self.cpu_ns[name] += time.thread_time_ns() - cpu
+        wall, cpu = time.perf_counter_ns() - wall, time.thread_time_ns() - cpu
+        inner_cpu, inner_wall = self._within_ns
+        self._within_ns = outer_cpu + cpu, outer_wall + wall
+        self.wall_ns[name] += wall - inner_wall
+        self.cpu_ns[name] += cpu - inner_cpu
         self.counts[name] += 1
 
     def timed(self, name: str, function: Callable[P, R]) -> Callable[P, R]:
@@ -72,10 +81,7 @@ class Book:
             "cpu_ns": dict(self.cpu_ns),
             "counts": dict(self.counts),
             "threads_ns": _threads_ns(),
-            "process_ns": time.process_time_ns(),
             "generated_tokens": counters.generated_tokens if counters else 0,
-            "full_batches": counters.full_batches if counters else 0,
-            "steps": counters.steps if counters else 0,
             "stamps": stamps,
         }
 
@@ -103,6 +109,10 @@ class ObservedEngine(LlamaEngine):
     def _decode(self, batch: Any) -> int:
         with book.clock("llama_decode"):
             return super()._decode(batch)
+
+    def _logits(self, rows: int) -> npt.NDArray[np.float32]:
+        with book.clock("llama_decode"):  # which comes back before a GPU is done; the first read waits for it
+            return super()._logits(rows)
 
     def _sample(self, pieces: Sequence[Piece]) -> CallResult:
         with book.clock("sample"):
@@ -139,8 +149,14 @@ class ObservedRunner(Runner[Any]):
     """Counts whole steps."""
 
     def _step(self) -> None:
-        with book.clock("step"):
+        with book.clock("rest"):
             super()._step()
+
+    def _take_commands(self) -> bool:
+        if self._scheduler.idle:  # it waits for a job, which is nobody's time
+            return super()._take_commands()
+        with book.clock("commands"):
+            return super()._take_commands()
 
 
 def _answer(requests: Any, answers: Any) -> None:
@@ -149,12 +165,12 @@ def _answer(requests: Any, answers: Any) -> None:
         answers.flush()
 
 
-def main() -> None:
+def work(engine: type[ObservedEngine]) -> None:
     """Be a worker made of the observed classes."""
     answers, sys.stdout = sys.stdout, sys.stderr
     threading.Thread(target=_answer, args=(sys.stdin, answers), daemon=True, name="bench").start()
-    cli.main(Parts(ObservedEngine, ObservedScheduler, ObservedPublisher, ObservedRunner))
+    cli.main(Parts(engine, ObservedScheduler, ObservedPublisher, ObservedRunner))
 
 
 if __name__ == "__main__":
-    main()
+    work(ObservedEngine)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 #: Cores that others may use during a round, on average.
 LIMIT_CORES = 0.06
@@ -52,10 +53,16 @@ class Rounds:
         """The median of the rounds' ratios."""
         return statistics.median(a / b for a, b in zip(self.values[side], self.values[other], strict=True))
 
-    def figures(self, **more: object) -> dict[str, object]:
-        """As it goes into the results' file."""
+    def figures(self, *ratios: str, **more: object) -> dict[str, Any]:
+        """As it goes into the results' file, with ratios such as "queue/limit" where both sides were there."""
+        pairs = [(ratio, *ratio.split("/")) for ratio in ratios]
         return {
             **more,
+            **{
+                ratio: round(self.ratio(side, other), 4)
+                for ratio, side, other in pairs
+                if {side, other} <= self.values.keys()
+            },
             "medians": {side: round(self.median(side), 4) for side in self.values},
             "values": {side: [round(value, 4) for value in values] for side, values in self.values.items()},
             "rounds": len(self.neighbours),
@@ -79,7 +86,6 @@ class Referee:
     patience_seconds: float
     #: How many rounds it plays at the most to get enough quiet ones.
     tries: int
-    say: Callable[[str], None] = print
 
     def play(self, measure: Callable[[], dict[str, float]]) -> Rounds:
         """Run rounds until enough were quiet; with too few of them, take the quietest."""
@@ -89,14 +95,14 @@ class Referee:
             neighbours = Neighbours()
             values = measure()
             played.append((neighbours.cores(), values))
-            self.say("   ".join(f"{name} {value:.4g}" for name, value in values.items()) + _remark(played[-1][0]))
+            print("   ".join(f"{name} {value:.4g}" for name, value in values.items()) + _remark(played[-1][0]))
             if sum(cores <= LIMIT_CORES for cores, _ in played) == self.rounds:
                 break
         quiet = [entry for entry in played if entry[0] <= LIMIT_CORES]
         disturbed = len(quiet) < self.rounds
         kept = sorted(played, key=lambda entry: entry[0])[: self.rounds] if disturbed else quiet
         discarded = len(played) - len(kept)
-        self.say(f"{len(kept)} round(s), {discarded} discarded{', DISTURBED' if disturbed else ''}")
+        print(f"{len(kept)} round(s), {discarded} discarded{', DISTURBED' if disturbed else ''}")
         return Rounds(
             values={name: [values[name] for _, values in kept] for name in kept[0][1]},
             discarded=discarded,

@@ -28,6 +28,8 @@ class Setting:
     #: Compute threads, of every side.
     threads: int
     llama_server: list[str] | None
+    #: Where a pretended device is waited for: in the first `read` of what it computed, or in `decode`.
+    device_waits_in: str
     #: Tiny sizes, to see whether everything works; the figures mean nothing.
     quick: bool
 
@@ -54,12 +56,7 @@ def describe(setting: Setting) -> dict[str, Any]:
 def _llama_server(command: list[str] | None) -> str:
     if command is None:
         return "none"
-    if command[-1].endswith("llama_server.py"):
-        show = "import xllamacpp as x; print('from the wheel of xllamacpp', x.__version__, x.get_system_info())"
-        lines = _output([command[0], "-c", show])
-    else:
-        lines = _output([*command, "--version"])
-    return " ".join(lines.replace(" = 1", "").replace("|", "").split()) or "unknown"
+    return " ".join(_output([*command, "--version"]).split()) or "unknown"
 
 
 def _processor() -> str:

