@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from celery_llama.protocol.jobs import GenerateJob
+from celery_llama_worker.engine.llama.devices import Device
 from celery_llama_worker.engine.llama.engine import LlamaEngine, LlamaModel
 from celery_llama_worker.engine.llama.sampling import make_sampler
 from celery_llama_worker.engine.plan import Copy, Piece, Plan, Sampled, Sampler, Trim
@@ -18,6 +19,8 @@ from tests.decoding import generate, operate, read, run
 from tests.tiny_model import EOS, TURN_END, tiny_model, write_tiny_model
 
 PROMPT = [40, 41, 42, 43]
+CPU = Device("CPU", "a processor", is_gpu=False)
+GPU = Device("GPU0", "a graphics card", is_gpu=True)
 
 
 class FailingEngine(LlamaEngine):
@@ -137,11 +140,30 @@ def test_a_context_longer_than_the_model_knows_is_warned_of(
 def test_cells_that_will_not_fit_into_memory_are_warned_of(
     model: LlamaModel, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A build for GPUs that finds none has its cells there, too."""
     monkeypatch.setattr("celery_llama_worker.engine.llama.context.available_bytes", lambda: 1000)
+    monkeypatch.setattr("celery_llama_worker.engine.llama.context.found_devices", lambda: [CPU])
+    monkeypatch.setattr("llama_cpp.llama_cpp.llama_supports_gpu_offload", lambda: True)
     with LlamaEngine(model, WorkerSettings(slots=1, ctx_per_slot=256)):
         pass
 
     assert "the cells need about" in caplog.text
+
+
+@pytest.mark.parametrize(("gpu_layers", "warned"), [(-1, False), (99, False), (1, True), (0, True)])
+def test_cells_of_layers_on_a_gpu_take_no_memory_of_the_machines(
+    model: LlamaModel,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    gpu_layers: int,
+    warned: bool,
+) -> None:
+    monkeypatch.setattr("celery_llama_worker.engine.llama.context.available_bytes", lambda: 1000)
+    monkeypatch.setattr("celery_llama_worker.engine.llama.context.found_devices", lambda: [GPU, CPU])
+    with LlamaEngine(model, WorkerSettings(slots=1, ctx_per_slot=256, gpu_layers=gpu_layers)):
+        pass
+
+    assert ("the cells need about" in caplog.text) == warned
 
 
 @pytest.mark.parametrize("slots", [1, 255])

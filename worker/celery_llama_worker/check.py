@@ -9,7 +9,7 @@ import redis
 from celery_llama.client.connection import hide_password
 from celery_llama.protocol.errors import CeleryLlamaError, ServerUnreachable
 from celery_llama_worker.engine.embedding.embedder import LlamaEmbedder
-from celery_llama_worker.engine.llama.context import device_name
+from celery_llama_worker.engine.llama.devices import describe, found_devices
 from celery_llama_worker.engine.llama.engine import LlamaEngine, LlamaModel
 from celery_llama_worker.engine.plan import Piece, Plan
 from celery_llama_worker.engine.probe import probe
@@ -77,7 +77,7 @@ def _check_generating(settings: WorkerSettings, model: LlamaModel, say: Say) -> 
     say(f"ok    memory: the cells take about {needed / 2**30:.1f} GiB")
     same = {True: "the same bits", False: "other bits"}
     say(
-        f"ok    device: {device_name()}; alone and among others, decoding gives {same[report.decode]}, "
+        f"ok    device: {describe(found_devices(), settings.gpu_layers)}; alone and among others, decoding gives {same[report.decode]}, "
         f"reading {same[report.prefill]}"
     )
     if not report.reproducible:

@@ -153,6 +153,8 @@ class CallResult:
     vectors: dict[int, Values] = field(default_factory=dict)
     #: The call failed as a whole.
     error: CallError | None = None
+    #: How long the call took, sampling included; 0 if nobody measured.
+    seconds: float = 0.0
 
 
 class Limits(NamedTuple):

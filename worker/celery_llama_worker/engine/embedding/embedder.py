@@ -6,6 +6,7 @@ decoders have, and forget them before each call.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -40,7 +41,10 @@ class LlamaEmbedder:
     def execute(self, plan: Plan) -> Iterator[CallResult]:
         """Carry out a plan, yielding a call's result as soon as it is there."""
         for call in plan.calls:
-            yield self._run(call)
+            begun = time.perf_counter()
+            result = self._run(call)
+            result.seconds = time.perf_counter() - begun
+            yield result
 
     def _run(self, call: Call) -> CallResult:
         self._batch.fill(call, every_output=True)

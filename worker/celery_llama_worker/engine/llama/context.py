@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import llama_cpp.llama_cpp as lib
 
+from celery_llama_worker.engine.llama.devices import found_devices, used_gpus
 from celery_llama_worker.engine.llama.machine import available_bytes, usable_cores
 from celery_llama_worker.engine.llama.model import LlamaModel, complaint
 from celery_llama_worker.errors import EngineFault, StartupError
@@ -69,11 +70,14 @@ def spare_slots(model: LlamaModel, settings: WorkerSettings) -> int:
     return 1 if model.can_trim and settings.memory == "partitioned" else 0
 
 
-def warn_of_memory(model: LlamaModel, params: Any) -> None:
+def warn_of_memory(model: LlamaModel, params: Any, gpu_layers: int) -> None:
     """Say before it happens why the system may end the process: on a CPU there is no failed allocation to report."""
-    if lib.llama_supports_gpu_offload():
-        return  # there it fails, and is reported
-    needed = params.n_ctx * cell_bytes(model, params)
+    if used_gpus(found_devices(), gpu_layers):
+        layers = lib.llama_model_n_layer(model.pointer)
+        on_cpu = 0.0 if gpu_layers < 0 else max(0.0, 1 - gpu_layers / layers)  # on a GPU it fails, and is reported
+    else:
+        on_cpu = 1.0
+    needed = on_cpu * params.n_ctx * cell_bytes(model, params)
     available = available_bytes()
     if available is not None and needed > available:
         logger.warning(
@@ -81,11 +85,6 @@ def warn_of_memory(model: LlamaModel, params: Any) -> None:
             needed / 2**30,
             available / 2**30,
         )
-
-
-def device_name() -> str:
-    """What this build of llama.cpp computes on, where there is one."""
-    return "GPU if there is one" if lib.llama_supports_gpu_offload() else "CPU (built without a GPU backend)"
 
 
 def cell_bytes(model: LlamaModel, params: Any) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Self, cast
 
@@ -74,7 +75,7 @@ class LlamaEngine:
                 settings.ctx_per_slot,
                 model.n_ctx_train,
             )
-        warn_of_memory(model, self._params)
+        warn_of_memory(model, self._params, settings.gpu_layers)
         self._batch = Batch(self._params.n_batch)
         self._crew = SamplingCrew(model.n_vocab, usable_cores())
         #: Cells of sequences that were set aside, by key.
@@ -89,7 +90,9 @@ class LlamaEngine:
         for operation in plan.operations:
             self._operate(operation)
         for call in plan.calls:
+            begun = time.perf_counter()
             result = self._run(call)
+            result.seconds = time.perf_counter() - begun
             yield result
             if result.error is not None and result.error.cells_lost:
                 return
