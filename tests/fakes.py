@@ -78,6 +78,7 @@ class FakeEngine:
         #: The error of a call that has this piece in it, if it cannot be computed.
         self.breaks: Callable[[Piece], CallError | None] = lambda piece: None
         self.plans: list[Plan] = []
+        self.seconds_per_token = 0.0
         self._rounding = rounding
 
     def execute(self, plan: Plan) -> Iterator[CallResult]:
@@ -115,7 +116,7 @@ class FakeEngine:
         assert len({piece.slot for piece in call}) == len(call), "a slot has one piece in a call"
         assert len({len(piece.tokens) for piece in call}) == 1, "all pieces of a call have the same length"
         assert len({piece.adapters for piece in call}) == 1, "all pieces of a call have the same adapters"
-        result = CallResult()
+        result = CallResult(seconds=self.seconds_per_token * sum(len(piece.tokens) for piece in call))
         for piece in call:
             cells = self.cells[piece.slot]
             assert piece.start == len(cells), "a piece begins where its slot's cells end"

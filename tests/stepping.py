@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from celery_llama.protocol.results import JobError
 from celery_llama_worker.engine.detokenizer import Detokenizer
 from celery_llama_worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text
+from celery_llama_worker.engine.pace import UNKNOWN, Speed
 from celery_llama_worker.engine.plan import Adapters, Engine, Limits, Piece, Plan
 from celery_llama_worker.engine.scheduling.scheduler import GenerateScheduler
 from celery_llama_worker.engine.scheduling.sequence import Attempt, Sequence
@@ -99,6 +101,8 @@ class Rig:
         rounding: bool = False,
         store_bytes: int = 0,
         shared_cells: bool = False,
+        step_seconds: float = math.inf,
+        speed: Speed = UNKNOWN,
     ) -> None:
         spare_slots = 1 if can_trim else 0
         limits = Limits(slots, cells, max(prefill, slots + 1), can_trim, spare_slots, shared_cells)
@@ -108,6 +112,8 @@ class Rig:
             VOCABULARY,
             chunk_tokens=chunk,
             prefill_tokens=prefill,
+            step_seconds=step_seconds,
+            speed=speed,
             share_prefixes=share,
             store_bytes=store_bytes,
         )

@@ -14,6 +14,7 @@ from celery_llama.protocol.results import Result
 from celery_llama_worker.bookkeeping.transcript import Transcript
 from celery_llama_worker.engine.embedding.scheduler import EmbedAttempt, EmbedScheduler, shape
 from celery_llama_worker.engine.outputs import Began, Ended, Output, Text, Vector
+from celery_llama_worker.engine.pace import Speed
 from celery_llama_worker.engine.plan import Call, CallError, CallResult, Limits, Plan, Values
 
 LIMITS = Limits(slots=4, cells_per_slot=10, batch_tokens=20, can_trim=False)
@@ -219,3 +220,15 @@ def test_every_job_ends_once_with_all_its_vectors_whatever_shares_its_calls(
 @pytest.mark.parametrize("reason", ["handed_back", "dropped", "failed"])
 def test_how_a_job_ends_early_is_passed_on(reason: str) -> None:
     assert ends(scheduler(job("a", 3)).end("a", reason)) == [("a", reason)]  # type: ignore[arg-type]
+
+
+def test_on_a_slow_machine_a_call_has_as_many_texts_as_it_has_time_for_and_always_one() -> None:
+    slow = EmbedScheduler(LIMITS, step_seconds=12.0, speed=Speed(seconds_per_token=1.0))
+    slow.add(job("long", 10))
+    slow.add(job("short", 6, 6, 5))
+
+    assert slow.counters.longest_call_seconds == 10.0
+    assert shares(slow.plan(0.0)) == [[10]]
+    run(slow)
+    slow.add(job("short", 6, 6, 5))
+    assert shares(slow.plan(0.0)) == [[6, 6]]

@@ -39,12 +39,22 @@ class GatedEngine(FakeEngine):
         yield from super().execute(plan)
 
 
+class CallByCall(GatedEngine):
+    """Shows each plan, and waits for leave before each of its calls."""
+
+    def execute(self, plan: Plan) -> Iterator[CallResult]:
+        self.shown.put(plan)
+        for result in FakeEngine.execute(self, plan):
+            self.leave.acquire()
+            yield result
+
+
 class Stage:
     """A runner with everything around it played by the test."""
 
-    def __init__(self, slots: int = 2) -> None:
+    def __init__(self, engine: type[GatedEngine] = GatedEngine, *, slots: int = 2) -> None:
         limits = Limits(slots, 64, 16, can_trim=True, spare_slots=1)
-        self.engine = GatedEngine(limits)
+        self.engine = engine(limits)
         self.said: queue.SimpleQueue[Output] = queue.SimpleQueue()
         self.crashes: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
         self.full = False
@@ -167,6 +177,24 @@ def test_an_engine_in_a_step_makes_no_progress(stage: Stage) -> None:
     stage.step()
     stage.plan()
     assert stage.runner.progress_at > before
+
+
+def test_every_call_of_a_step_is_progress() -> None:
+    """On a slow machine, a step of several calls may take longer than a lease."""
+    stage = Stage(CallByCall)
+    for name, prompt in ("a", PROMPT), ("b", PROMPT[:2]):
+        stage.runner.send(Add(attempt(name, sequence(prompt, max_tokens=1, sampler=FakeSampler(says=[1])))))
+    stage.runner.start()
+    assert [len(call) for call in stage.plan().calls] == [1, 1]
+    before = stage.runner.progress_at
+
+    stage.step()
+    assert [type(stage.next()) for _ in range(3)] == [Began, Text, Ended]
+
+    assert stage.runner.progress_at > before
+    assert stage.runner._scheduler.job_ids == ["b"]
+    stage.run_freely()
+    stage.runner.stop()
 
 
 def test_time_limits_are_looked_at_before_every_step(stage: Stage) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from celery_llama.protocol.results import JobError
 from celery_llama_worker.engine.outputs import Ended
+from celery_llama_worker.engine.pace import Speed
 from celery_llama_worker.engine.plan import Limits, Trim
 from celery_llama_worker.engine.scheduling.scheduler import PROGRESS_TOKENS, GenerateScheduler
 from celery_llama_worker.engine.scheduling.sequence import Attempt
@@ -92,6 +95,40 @@ def test_a_step_reads_no_more_than_its_budget() -> None:
     rig.add(job("a", [1] * 20), job("b", [2] * 20), job("c", [3] * 20))
 
     assert [sum(len(piece.tokens) for piece in chunks_of(rig.step())) for _ in range(3)] == [8, 8, 8]
+
+
+def test_a_step_is_bounded_by_time_on_a_slow_machine_and_prompts_are_cut_at_the_same_places() -> None:
+    """A step of 32 tokens would take 32 s here, and who is silent for so long loses its jobs to others."""
+    jobs = [list(range(first, first + 15)) for first in (20, 50, 80, 110)]
+    fast, slow = (Rig(prefill=32, step_seconds=step, speed=Speed(1.0, 4.0)) for step in (math.inf, 9.0))
+    slow.engine.seconds_per_token = 1.0
+
+    together, apart = (rig.watch(*(job(str(prompt[0]), prompt) for prompt in jobs)) for rig in (fast, slow))
+
+    assert max(sum(len(piece.tokens) for piece in chunks_of(plan)) for plan in together) == 16
+    assert {sum(len(piece.tokens) for piece in chunks_of(plan)) for plan in apart} <= {0, 3, 4, 6, 7, 8}
+    assert slow.said == fast.said
+
+
+def test_a_chunk_is_read_even_if_it_takes_longer_than_a_step_should() -> None:
+    rig = Rig(step_seconds=1.0, speed=Speed(5.0, 4.0))
+
+    plans = rig.watch(job("a", LONG), job("b", LONG[::-1]))
+
+    assert {len(piece.tokens) for plan in plans for piece in chunks_of(plan)} == {4, 2}
+    assert all(len(chunks_of(plan)) <= 1 for plan in plans)
+    assert rig.scheduler.counters.longest_call_seconds == 20.0
+
+
+def test_a_machine_that_becomes_slow_reads_less_in_a_step() -> None:
+    rig = Rig(prefill=16, step_seconds=16.0, speed=Speed(0.01, 0.1), cells=256)
+    rig.engine.seconds_per_token = 4.0
+    prompts = [list(range(first, first + 90)) for first in (0, 100)]
+
+    plans = rig.watch(*(job(str(number), prompt) for number, prompt in enumerate(prompts)))
+
+    assert len(chunks_of(plans[0])) == 2
+    assert len(chunks_of(plans[20])) == 1
 
 
 def test_the_more_urgent_prompt_is_read_first() -> None:

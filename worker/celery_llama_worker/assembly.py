@@ -39,13 +39,15 @@ from celery_llama_worker.engine.attempt import A
 from celery_llama_worker.engine.embedding.embedder import LlamaEmbedder
 from celery_llama_worker.engine.embedding.preparer import EmbedPreparer
 from celery_llama_worker.engine.embedding.scheduler import EmbedScheduler
+from celery_llama_worker.engine.llama.devices import describe, found_devices
 from celery_llama_worker.engine.llama.engine import LlamaEngine, LlamaModel
 from celery_llama_worker.engine.outputs import EndReason
 from celery_llama_worker.engine.plan import Adapters, Engine
 from celery_llama_worker.engine.preparing.preparer import GeneratePreparer
-from celery_llama_worker.engine.probe import probe
+from celery_llama_worker.engine.probe import ProbeReport, probe
 from celery_llama_worker.engine.scheduling.scheduler import GenerateScheduler
 from celery_llama_worker.engine.scheduling.sequence import Attempt
+from celery_llama_worker.engine.trial import measure_speed
 from celery_llama_worker.logs import configure_logging
 from celery_llama_worker.model_files import load_model
 from celery_llama_worker.runner import End, Runner, Scheduler
@@ -108,50 +110,72 @@ class Machinery(Generic[A]):
 @contextmanager
 def _machinery(settings: WorkerSettings, model: LlamaModel, parts: Parts) -> Iterator[Machinery[Any]]:
     """Build what the model's file asks for."""
+    logger.info("computing on %s", describe(found_devices(), settings.gpu_layers))
     if model.pooling is None:
         with parts.engine(model, settings) as engine:
+            logger.info("%s: %d slots of %d cells", model.name, settings.slots, settings.ctx_per_slot)
             yield _generating(settings, model, engine, parts.scheduler)
     else:
         with LlamaEmbedder(model, settings) as embedder:
             limits = embedder.limits
             logger.info("%s: embeddings of %d values (%s)", model.name, model.n_embed, model.pooling)
+            speed = measure_speed(embedder, model.n_vocab, min(settings.chunk_tokens, limits.cells_per_slot))
+            scheduler = EmbedScheduler(limits, step_seconds=settings.step_seconds, speed=speed)
+            _log_pace(settings, scheduler.counters.longest_call_seconds)
             preparer = EmbedPreparer(model, settings, limits.cells_per_slot)
             description = {"slots": limits.slots, "embedding-values": model.n_embed}
             facts = WorkerFacts(model=model.name, kind="embed", slots=limits.slots, started=time.time())
-            yield Machinery(facts, embedder, EmbedScheduler(limits), preparer, description)
+            yield Machinery(facts, embedder, scheduler, preparer, description)
 
 
 def _generating(
     settings: WorkerSettings, model: LlamaModel, engine: LlamaEngine, scheduler_class: type[GenerateScheduler]
 ) -> Machinery[Attempt]:
-    """Find out whether output depends on who shares the batch; results say so."""
-
-    def vouch(adapters: Adapters) -> bool:
-        report = probe(engine, model.n_vocab, settings.chunk_tokens, adapters)
-        # The probe is short; in a unified memory, long texts differ where short ones do not.
-        reproducible = report.reproducible and settings.memory == "partitioned"
-        vouched = "does not depend" if reproducible else "may depend"
-        which = " with adapters" if adapters else ""
-        logger.info("greedy output%s %s on who shares the batch (probed in %.1f s)", which, vouched, report.seconds)
-        return reproducible
-
-    logger.info("%s: %d slots of %d cells", model.name, settings.slots, settings.ctx_per_slot)
-    reproducible = vouch(())
+    """Find out whether output depends on who shares the batch, and how fast the machine is; results say the former."""
+    report = _probe(settings, model, engine, ())
     # Adapters are float matrices as a rule, and those are computed differently in company.
-    with_lora = bool(model.adapters) and vouch(tuple(sorted((name, 1.0) for name in model.adapters)))
+    adapters: Adapters = tuple(sorted((name, 1.0) for name in model.adapters))
+    with_lora = bool(adapters) and _probe(settings, model, engine, adapters).reproducible
     scheduler = scheduler_class(
         engine.limits,
         model,
         chunk_tokens=settings.chunk_tokens,
-        prefill_tokens=settings.prefill_tokens,
+        prefill_tokens=min(settings.prefill_tokens, report.step_tokens),
+        step_seconds=settings.step_seconds,
+        speed=report.speed,
         share_prefixes=settings.share_prefixes,
         store_bytes=settings.prefix_store_mib * 2**20,
     )
-    preparer = GeneratePreparer(model, settings, reproducible=reproducible, reproducible_with_lora=with_lora)
+    _log_pace(settings, scheduler.counters.longest_call_seconds)
+    preparer = GeneratePreparer(model, settings, reproducible=report.reproducible, reproducible_with_lora=with_lora)
     cells = settings.slots * settings.ctx_per_slot
-    description = {"slots": settings.slots, "cells": cells, "reproducible": reproducible}
-    facts = WorkerFacts(model=model.name, slots=settings.slots, reproducible=reproducible, started=time.time())
+    description = {"slots": settings.slots, "cells": cells, "reproducible": report.reproducible}
+    facts = WorkerFacts(model=model.name, slots=settings.slots, reproducible=report.reproducible, started=time.time())
     return Machinery(facts, engine, scheduler, preparer, description)
+
+
+def _probe(settings: WorkerSettings, model: LlamaModel, engine: LlamaEngine, adapters: Adapters) -> ProbeReport:
+    report = probe(
+        engine,
+        model.n_vocab,
+        settings.chunk_tokens,
+        adapters,
+        step_seconds=settings.step_seconds,
+        limit_seconds=settings.probe_seconds,
+    )
+    vouched = "does not depend" if report.reproducible else "may depend"
+    which = " with adapters" if adapters else ""
+    logger.info("greedy output%s %s on who shares the batch (looked at %s)", which, vouched, report.looked_at)
+    return report
+
+
+def _log_pace(settings: WorkerSettings, longest_call_seconds: float) -> None:
+    if longest_call_seconds > settings.step_seconds:
+        logger.warning(
+            "this machine is slow for this model: a call takes up to %.0f s, and steps are as short as can be; "
+            "fewer slots, or smaller chunk_tokens, would shorten them",
+            longest_call_seconds,
+        )
 
 
 @contextmanager

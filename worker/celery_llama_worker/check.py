@@ -72,14 +72,21 @@ def _check_generating(settings: WorkerSettings, model: LlamaModel, say: Say) -> 
     if model.adapters:
         say(f"ok    adapters: {', '.join(model.adapters)}")
     with LlamaEngine(model, settings) as engine:
-        report = probe(engine, model.n_vocab, settings.chunk_tokens)
+        report = probe(
+            engine,
+            model.n_vocab,
+            settings.chunk_tokens,
+            step_seconds=settings.step_seconds,
+            limit_seconds=settings.probe_seconds,
+        )
         needed = engine.limits.cell_bytes * engine.limits.cells_per_slot * engine.limits.slots
     say(f"ok    memory: the cells take about {needed / 2**30:.1f} GiB")
+    say(f"ok    device: {describe(found_devices(), settings.gpu_layers)}")
+    say(f"ok    speed: {1 / report.speed.seconds_per_token:.0f} tokens/s read, alone")
     same = {True: "the same bits", False: "other bits"}
-    say(
-        f"ok    device: {describe(found_devices(), settings.gpu_layers)}; alone and among others, decoding gives {same[report.decode]}, "
-        f"reading {same[report.prefill]}"
-    )
+    if settings.memory == "partitioned":
+        found = f"decoding gives {same[report.decode]}, reading {same[report.prefill]}"
+        say(f"ok    probe: alone and among others, {found} ({report.looked_at})")
     if not report.reproducible:
         say("      but: greedy output may depend on who shares the batch; results say `reproducible: false`")
 
@@ -91,4 +98,5 @@ def _check_embedding(settings: WorkerSettings, model: LlamaModel, say: Say) -> N
         )
         if result.error is not None:
             raise EngineFault(f"the device cannot embed: {result.error.message}")
-        say(f"ok    device: makes embeddings of {model.n_embed} values ({model.pooling}), and generates no text")
+        say(f"ok    device: {describe(found_devices(), settings.gpu_layers)}")
+        say(f"ok    output: makes embeddings of {model.n_embed} values ({model.pooling}), and generates no text")

@@ -109,13 +109,18 @@ class Runner(Generic[A]):
         self._outbox_full = outbox_full
         self._inbox: queue.SimpleQueue[Command[A]] = queue.SimpleQueue()
         self._thread = vital_thread("engine", self._run, crash)
-        #: When the loop last came round (monotonic seconds).
+        #: When the loop last came round or a call ended (monotonic seconds).
         self.progress_at = time.monotonic()
 
     @property
     def counters(self) -> Counters:
         """What the engine has done so far."""
         return self._scheduler.counters
+
+    @property
+    def longest_call_seconds(self) -> float:
+        """How long the engine may well be silent: what its longest call takes."""
+        return self._scheduler.counters.longest_call_seconds
 
     def start(self) -> None:
         """Begin to wait for attempts."""
@@ -150,6 +155,7 @@ class Runner(Generic[A]):
         plan = scheduler.plan(now)
         # The engine goes first: there may be cells to drop although there is nothing to compute.
         for result, call in zip(self._engine.execute(plan), plan.calls, strict=False):
+            self.progress_at = time.monotonic()
             self._send_out(scheduler.commit(call, result))
         scheduler.tidy()
 

@@ -74,6 +74,8 @@ class WorkerSettings(Settings):
     """Host memory for beginnings of prompts that lost their slot, in MiB; 0 keeps none."""
     gpu_layers: int = -1
     """Layers on the GPU; -1 is all of them."""
+    probe_seconds: float = Field(default=60.0, ge=0)
+    """How long a starting worker may take to find out whether output is reproducible; else it is said not to be."""
     threads: int = Field(default=0, ge=0)
     """Compute threads; 0 is one for each core."""
     flash_attention: Literal["auto", "on", "off"] = "auto"
@@ -95,6 +97,11 @@ class WorkerSettings(Settings):
     """Tokens that may wait for Redis before the engine pauses."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """How much is written to stderr."""
+
+    @property
+    def step_seconds(self) -> float:
+        """How long a step may read prompts: as long as a worker's signs of life are apart."""
+        return self.lease_seconds / 5
 
     @property
     def places(self) -> int:

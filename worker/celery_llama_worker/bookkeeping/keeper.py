@@ -1,5 +1,7 @@
 """The keeper: vouches for this worker and its jobs while the engine makes progress, only then. Runs the keeper thread.
 
+Where a call takes longer than a lease, as on a small machine with a large model, the engine has as long as it needs.
+
 Three leases hang on it: the worker's own key, the jobs' places in the ledger's open set, and the scores of kombu's
 unacknowledged messages. A worker that stops vouching loses its jobs to others within the lease.
 """
@@ -27,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 #: How often the queue is looked at for jobs more urgent than those that run.
 _LOOK_SECONDS = 0.5
+#: An engine that is silent for so many times what its longest call takes is not at work any more.
+_CALLS = 3.0
 
 
 class Engine(Protocol):
@@ -34,6 +38,10 @@ class Engine(Protocol):
 
     #: When the engine last made progress (monotonic seconds).
     progress_at: float
+
+    @property
+    def longest_call_seconds(self) -> float:
+        """How long it may well be silent: what its longest call takes."""
 
     def send(self, command: Ping) -> None:
         """Ask it for a sign of life."""
@@ -90,12 +98,12 @@ class Keeper:
     def _run(self) -> None:
         silence = _Silence(self._runner, self._interval_seconds)
         while self._rest():
-            silent_seconds = silence.look(time.monotonic())
-            if silent_seconds > self._stall_seconds:
-                self._crash(TimeoutError(f"the engine has made no progress for {silent_seconds:.0f} s"))
+            silence.look(time.monotonic())
+            if silence.outlasts(self._stall_seconds):
+                self._crash(TimeoutError(f"the engine has made no progress for {silence.seconds:.0f} s"))
                 return
             self._runner.send(Ping())
-            if silent_seconds > self._lease_seconds:
+            if silence.outlasts(self._lease_seconds):
                 continue  # no progress for a whole lease: somebody else shall have the jobs
             try:
                 self._vouch()
@@ -129,12 +137,17 @@ class _Silence:
 
     def __init__(self, runner: Engine, interval_seconds: float) -> None:
         self._runner, self._interval_seconds = runner, interval_seconds
-        self._seen, self._looked, self._seconds = runner.progress_at, time.monotonic(), 0.0
+        self._seen, self._looked = runner.progress_at, time.monotonic()
+        self.seconds = 0.0
 
     def look(self, now: float) -> float:
         """Seconds of silence, the time since the last look included."""
         progress_at = self._runner.progress_at
         passed = min(now - self._looked, 2 * self._interval_seconds)
-        self._seconds = self._seconds + passed if progress_at == self._seen else 0.0
+        self.seconds = self.seconds + passed if progress_at == self._seen else 0.0
         self._seen, self._looked = progress_at, now
-        return self._seconds
+        return self.seconds
+
+    def outlasts(self, limit_seconds: float) -> bool:
+        """Whether it is longer than this, and longer than an engine that is at work may be silent."""
+        return self.seconds > max(limit_seconds, _CALLS * self._runner.longest_call_seconds)

@@ -23,6 +23,8 @@ class Counters:
     active: int = 0
     waiting: int = 0
     cells_used: int = 0
+    #: What a call takes that cannot be made shorter: an engine that says nothing for so long is at work.
+    longest_call_seconds: float = 0.0
 
     def note_step(self, computing: bool, decode_rows: int, slots: int) -> None:
         """Take note of a step that has just been planned."""

@@ -16,6 +16,7 @@ from celery_llama.protocol.results import FinishReason, JobError
 from celery_llama_worker.engine.attempt import Attempts, JobAttempt
 from celery_llama_worker.engine.counters import Counters
 from celery_llama_worker.engine.outputs import Began, Ended, EndReason, Output, Text, Vector
+from celery_llama_worker.engine.pace import UNKNOWN, Pace, Speed
 from celery_llama_worker.engine.plan import Call, CallError, CallResult, Limits, Piece, Plan, Values
 
 _FINISH: dict[EndReason, FinishReason] = {"done": "stop", "timeout": "timeout", "cancelled": "cancelled"}
@@ -38,8 +39,11 @@ class EmbedAttempt(JobAttempt):
 class EmbedScheduler:
     """Decides and accounts; computes nothing."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, *, step_seconds: float = math.inf, speed: Speed = UNKNOWN) -> None:
+        """A call reads more than one text only if it takes no longer than `step_seconds`."""
         self.counters = Counters()
+        self._pace = Pace(limits.batch_tokens, limits.cells_per_slot, step_seconds, speed)
+        self.counters.longest_call_seconds = self._pace.longest_call_seconds
         self._limits = limits
         self._attempts: Attempts[EmbedAttempt] = Attempts()
         #: Whose text, and which of its texts, each piece of the call is.
@@ -87,7 +91,7 @@ class EmbedScheduler:
     def plan(self, now: float) -> Plan:
         """Fill a call: the most urgent job's texts, then the next one's, as long as there is room."""
         pieces: list[Piece] = []
-        room = self._limits.batch_tokens
+        room = self._pace.budget_tokens
         self._placed.clear()
         for attempt in sorted(self._attempts.values(), key=lambda attempt: attempt.order):
             if attempt.suspect and pieces:
@@ -110,6 +114,9 @@ class EmbedScheduler:
         """Account for the plan's call."""
         if result.error is not None:
             return self._commit_failure(result.error)
+        if result.seconds:
+            self._pace.note_chunks(sum(len(piece.tokens) for piece in call), result.seconds)
+        self.counters.longest_call_seconds = self._pace.longest_call_seconds
         outputs: list[Output] = []
         for piece in call:
             attempt, index = self._placed[piece.slot]

@@ -7,10 +7,13 @@ step.
 
 from __future__ import annotations
 
+import math
+
 from celery_llama.protocol.results import FinishReason, JobError
 from celery_llama_worker.engine.attempt import Attempts
 from celery_llama_worker.engine.counters import Counters
 from celery_llama_worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text
+from celery_llama_worker.engine.pace import UNKNOWN, Pace, Speed
 from celery_llama_worker.engine.plan import Adapters, Call, CallError, CallResult, Limits, Piece, Plan, Vocabulary
 from celery_llama_worker.engine.scheduling.calls import decode_calls, prefill_calls, with_fewest_switches
 from celery_llama_worker.engine.scheduling.sequence import Attempt, Sequence
@@ -33,14 +36,18 @@ class GenerateScheduler:
         *,
         chunk_tokens: int,
         prefill_tokens: int,
+        step_seconds: float = math.inf,
+        speed: Speed = UNKNOWN,
         share_prefixes: bool = True,
         store_bytes: int = 0,
     ) -> None:
+        """A step reads `prefill_tokens` at most, and no more than one chunk if more would take over `step_seconds`."""
         self.counters = Counters()
         self._limits = limits
         self._vocabulary = vocabulary
         self._chunk_tokens = chunk_tokens
-        self._prefill_tokens = min(prefill_tokens, limits.batch_tokens)
+        self._pace = Pace(min(prefill_tokens, limits.batch_tokens), chunk_tokens, step_seconds, speed)
+        self.counters.longest_call_seconds = self._pace.longest_call_seconds
         self._memory = make_memory(
             limits, chunk_tokens=chunk_tokens, share_prefixes=share_prefixes, store_bytes=store_bytes
         )
@@ -118,6 +125,7 @@ class GenerateScheduler:
         """Account for one call of the plan."""
         if result.error is not None:
             return self._commit_failure(call, result.error)
+        self._note_pace(call, result.seconds)
         outputs: list[Output] = []
         for piece in call:
             attempt, sequence = self._memory.running.get(piece.slot, (None, None))
@@ -144,7 +152,8 @@ class GenerateScheduler:
 
     def _choose_readers(self) -> list[Sequence]:
         """Whose prompts this step goes on reading; one that finds all but its last token in the cells decodes."""
-        tokens, decoding = 0, sum(sequence.decodes for _, sequence in self._memory.running.values())
+        tokens, budget = 0, self._pace.budget_tokens
+        decoding = sum(sequence.decodes for _, sequence in self._memory.running.values())
         claimed: set[object] = set()
         chosen: list[Sequence] = []
         for attempt, sequence in sorted(self._memory.running.values(), key=lambda item: item[0].order):
@@ -154,7 +163,7 @@ class GenerateScheduler:
                 decoding += 1  # it found all the rest in a neighbour's cells
                 continue
             tokens += self._memory.next_tokens(sequence)
-            if tokens > self._prefill_tokens or not self._memory.can_grow(decoding + tokens):
+            if (chosen and tokens > budget) or not self._memory.can_grow(decoding + tokens):
                 break
             chosen.append(sequence)
         return chosen
@@ -166,6 +175,15 @@ class GenerateScheduler:
         self.counters.copied_tokens = self._memory.copied_tokens
         self.counters.set_aside = self._waiting.set_aside
         self._take_stock()
+
+    def _note_pace(self, call: Call, seconds: float) -> None:
+        if not seconds:
+            return
+        if len(call[0].tokens) == 1:
+            self._pace.note_rows(seconds)
+        else:
+            self._pace.note_chunks(len(call[0].tokens) * len(call), seconds)
+        self.counters.longest_call_seconds = self._pace.longest_call_seconds
 
     def _take_stock(self) -> None:
         running = self._memory.running.values()
