@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import string
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -25,25 +26,31 @@ CHAT_TEMPLATE = (
 )
 
 
-def vocabulary() -> tuple[list[str], list[float], list[gguf.TokenType]]:
+def vocabulary(control: Sequence[str] = CONTROL) -> tuple[list[str], list[float], list[gguf.TokenType]]:
     """Tokens, scores and types, in order of their ids."""
     characters = ["▁", *(character for character in string.printable if character.isprintable() and character != " ")]
     plain = characters + PIECES
     bytes_ = [f"<0x{value:02X}>" for value in range(256)]
-    tokens = ["<unk>", *CONTROL, *bytes_, *plain]
-    scores = [0.0] * (1 + len(CONTROL) + 256) + [-float(len(plain) - rank) for rank in range(len(plain))]
+    tokens = ["<unk>", *control, *bytes_, *plain]
+    scores = [0.0] * (1 + len(control) + 256) + [-float(len(plain) - rank) for rank in range(len(plain))]
     types = [
         gguf.TokenType.UNKNOWN,
-        *[gguf.TokenType.CONTROL] * len(CONTROL),
+        *[gguf.TokenType.CONTROL] * len(control),
         *[gguf.TokenType.BYTE] * 256,
         *[gguf.TokenType.NORMAL] * len(plain),
     ]
     return tokens, scores, types
 
 
-def add_vocabulary(writer: gguf.GGUFWriter, chat_template: str | None = None) -> None:
-    """Write the vocabulary into a model."""
-    tokens, scores, types = vocabulary()
+def add_vocabulary(
+    writer: gguf.GGUFWriter,
+    chat_template: str | None = None,
+    control: Sequence[str] = CONTROL,
+    *,
+    space_prefix: bool = False,
+) -> None:
+    """Write the vocabulary into a model. `space_prefix`: a text begins with a space, as Llama 2 and Mistral want it."""
+    tokens, scores, types = vocabulary(control)
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
@@ -56,7 +63,7 @@ def add_vocabulary(writer: gguf.GGUFWriter, chat_template: str | None = None) ->
     writer.add_eot_token_id(TURN_END)
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(False)
-    writer.add_add_space_prefix(False)
+    writer.add_add_space_prefix(space_prefix)
     if chat_template is not None:
         writer.add_chat_template(chat_template)
 
@@ -68,8 +75,10 @@ def write_tiny_model(
     quantised: bool = True,
     chat_template: str | None = CHAT_TEMPLATE,
     pooling: gguf.PoolingType | None = None,
+    control: Sequence[str] = CONTROL,
+    space_prefix: bool = False,
 ) -> Path:
-    """Write the model; the same arguments give the same bytes."""
+    """Write the model; the same arguments give the same bytes. `control`: BOS, EOS and others."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny")
     writer.add_context_length(CONTEXT)
@@ -82,8 +91,8 @@ def write_tiny_model(
     writer.add_layer_norm_rms_eps(1e-5)
     if pooling is not None:
         writer.add_pooling_type(pooling)
-    add_vocabulary(writer, chat_template)
-    _add_weights(writer, np.random.default_rng(seed), len(vocabulary()[0]), quantised=quantised)
+    add_vocabulary(writer, chat_template, control, space_prefix=space_prefix)
+    _add_weights(writer, np.random.default_rng(seed), len(vocabulary(control)[0]), quantised=quantised)
     finish(writer)
     return path
 

@@ -74,6 +74,8 @@ class GenerateFields(QueueFields, total=False):
     """A chat, written with the model's own template, that the model answers."""
     chat_template_kwargs: dict[str, Any]
     """Variables for the chat template; with `messages`."""
+    special_tokens: Literal["text", "parse"] | None
+    """`"text"`: a control token's name is text, the default in a chat; `"parse"`: it is that token, as in a prompt."""
     guidance: Guidance | dict[str, Any] | None
     """Steer away from a negative prompt."""
     truncate: Literal["refuse", "left"]

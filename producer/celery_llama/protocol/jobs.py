@@ -143,6 +143,8 @@ class GenerateJob(QueueOptions, SamplingOptions):
     """A chat, written with the model's own template, that the model answers."""
     chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict, max_length=32)
     """Variables for the chat template; with `messages`."""
+    special_tokens: Literal["text", "parse"] | None = None
+    """`"text"`: a control token's name is text, the default in a chat; `"parse"`: it is that token, as in a prompt."""
     guidance: Guidance | None = None
     """Steer away from a negative prompt."""
     truncate: Literal["refuse", "left"] = "refuse"

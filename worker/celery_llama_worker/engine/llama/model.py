@@ -10,7 +10,8 @@ import ctypes
 import logging
 from collections import deque
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -54,6 +55,17 @@ def complaint() -> str:
     lines = list(_complaints)
     _complaints.clear()
     return f" ({lines[0].partition(': ')[2] or lines[0]})" if lines else ""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlToken:
+    """A token that only the model's maker means to write; and whether it takes the white space beside it with it."""
+
+    token: int
+    strips_left: bool = False
+    strips_right: bool = False
+    #: It stands for what the vocabulary cannot write.
+    unknown: bool = False
 
 
 class LlamaModel:
@@ -139,6 +151,11 @@ class LlamaModel:
         lib.llama_model_meta_val_str(self.pointer, key.encode(), buffer, len(buffer))
         return buffer.value.decode(errors="replace")
 
+    @cached_property
+    def control_tokens(self) -> Mapping[str, ControlToken]:
+        """What `parse_special` reads as a token, by its text."""
+        return _control_tokens(self.vocab, self.n_vocab)
+
     def piece(self, token: int) -> bytes:
         """The token's bytes; empty for control tokens."""
         piece = self._pieces[token]
@@ -210,6 +227,18 @@ def _check_file(path: Path, what: str) -> None:
         raise StartupError(f"cannot read the {what} {path}: {error.strerror or error}") from error
     if magic != GGUF_MAGIC:
         raise StartupError(f"the {what} {path} is not a GGUF file")
+
+
+def _control_tokens(vocab: Any, n_vocab: int) -> Mapping[str, ControlToken]:
+    found: dict[str, ControlToken] = {}
+    for token in range(n_vocab):
+        kind = lib.llama_vocab_get_attr(vocab, token)
+        if kind & (lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN):
+            text = _text_or_none(lib.llama_vocab_get_text(vocab, token))
+            if text:
+                attributes = lib.LLAMA_TOKEN_ATTR_LSTRIP, lib.LLAMA_TOKEN_ATTR_RSTRIP, lib.LLAMA_TOKEN_ATTR_UNKNOWN
+                found.setdefault(text, ControlToken(token, *(bool(kind & attribute) for attribute in attributes)))
+    return found
 
 
 def _suppressed_tokens(vocab: Any) -> frozenset[int]:

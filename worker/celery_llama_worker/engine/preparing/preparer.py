@@ -35,7 +35,11 @@ class GeneratePreparer:
         self._unified = settings.memory == "unified"
         self.reproducible = reproducible
         self._reproducible_with_lora = reproducible_with_lora
-        self._prompts = PromptBuilder(model, settings.cells_per_job, shared_cells=self._unified)
+        # A template repeats no message, but writes around each, and the shortest take more room there than in a body.
+        most_characters = 4 * settings.max_job_bytes
+        self._prompts = PromptBuilder(
+            model, settings.cells_per_job, shared_cells=self._unified, most_characters=most_characters
+        )
 
     def piece(self, token: int) -> bytes:
         """A token's bytes."""

@@ -5,25 +5,18 @@ Runs on the admit thread; it reads the model, which is constant, and changes not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 from celery_llama.protocol.errors import InvalidJob
 from celery_llama.protocol.jobs import GenerateJob, Message
 from celery_llama_worker.engine.constraint.grammar import job_grammar
 from celery_llama_worker.engine.llama.model import LlamaModel
 from celery_llama_worker.engine.llama.sampling import LlamaSampler, make_sampler
+from celery_llama_worker.engine.preparing.special_texts import SpecialTexts
+from celery_llama_worker.engine.preparing.template import ChatTemplate
 from celery_llama_worker.errors import BadTemplate, PromptTooLong
-
-#: More than any context holds; a template that writes more than this has run away.
-_MAX_RENDERED_CHARACTERS = 16_000_000
-#: What the template is given by us, and so not by a job.
-_RESERVED = frozenset(
-    {"messages", "bos_token", "eos_token", "add_generation_prompt", "raise_exception", "strftime_now"}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +35,24 @@ class PreparedPrompt:
 
 
 class PromptBuilder:
-    """Prepares jobs for one model; `slot_tokens` is what a slot holds, prompt and output together. Any thread."""
+    """Prepares jobs for one model. Any thread."""
 
-    def __init__(self, model: LlamaModel, slot_tokens: int, *, shared_cells: bool = False) -> None:
+    def __init__(
+        self, model: LlamaModel, slot_tokens: int, *, shared_cells: bool = False, most_characters: int = 4_194_304
+    ) -> None:
+        """`slot_tokens` is what a slot holds, prompt and output; `most_characters` what a template may write."""
         self._model = model
-        self._slot_tokens, self._shared_cells = slot_tokens, shared_cells
-        self._formatter: Jinja2ChatFormatter | None = None
-        self._why_no_template = "this model has no chat template; send `prompt` in place of `messages`"
-        if model.chat_template is not None:
-            try:
-                self._formatter = Jinja2ChatFormatter(
-                    template=model.chat_template,
-                    eos_token=model.special_text(model.eos),
-                    bos_token=model.special_text(model.bos),
-                )
-            except Exception as error:  # a model with a broken template can still serve prompts
-                self._why_no_template = f"this model's chat template is broken: {_one_line(error)}"
+        self._slot_tokens, self._shared_cells, self._most_characters = slot_tokens, shared_cells, most_characters
+        self._special_texts = SpecialTexts(model)
+        self._template: ChatTemplate | BadTemplate
+        try:
+            self._template = _template_of(model)
+        except BadTemplate as error:  # such a model can still serve prompts
+            self._template = error
 
     def prepare(self, job: GenerateJob) -> PreparedPrompt:
         """Render, tokenise and check; raises InvalidJob or one of its kinds, whose message the job's sender sees."""
-        prompts = [self._tokens(job.prompt, job.messages, job.chat_template_kwargs)]
+        prompts = [self._tokens(job, job.prompt, job.messages)]
         if job.guidance is not None and job.guidance.scale != 1.0:
             prompts.append(self._negative(job, job.guidance.negative_prompt))
         # A guided pair that shares one pool of cells has half of it for each.
@@ -81,15 +72,18 @@ class PromptBuilder:
         return make_sampler(job, self._model, seed=seed, grammar=prepared.grammar, prompt=prepared.tokens)
 
     def _tokens(
-        self, prompt: str | list[int] | None, messages: Sequence[Message] | None, options: dict[str, Any]
+        self, job: GenerateJob, prompt: str | list[int] | None, messages: Sequence[Message] | None
     ) -> list[int]:
         if isinstance(prompt, list):
             unknown = [token for token in prompt if token >= self._model.n_vocab]
             if unknown:
                 raise InvalidJob(f"prompt: the vocabulary has {self._model.n_vocab} tokens, so {unknown[0]} is none")
             return list(prompt)
-        text = prompt if messages is None else self._render(messages, options)
-        tokens = self._model.tokenize(text or "", add_special=False, parse_special=True)
+        if messages is not None:
+            tokens = self._chat(messages, job.chat_template_kwargs, parse_special=job.special_tokens == "parse")
+        else:
+            parse = job.special_tokens != "text"
+            tokens = self._model.tokenize(prompt or "", add_special=False, parse_special=parse)
         # Many templates write BOS themselves, so it is added here, by what the tokens say, and never twice.
         if self._model.adds_bos and tokens[:1] != [self._model.bos]:
             tokens.insert(0, self._model.bos)
@@ -100,10 +94,9 @@ class PromptBuilder:
     def _negative(self, job: GenerateJob, negative_prompt: str) -> list[int]:
         """The negative prompt where the prompt was, or where the system message was."""
         if job.messages is None:
-            return self._tokens(negative_prompt, None, {})
+            return self._tokens(job, negative_prompt, None)
         others = [message for message in job.messages if message.role not in {"system", "developer"}]
-        system = Message(role="system", content=negative_prompt)
-        return self._tokens(None, [system, *others], job.chat_template_kwargs)
+        return self._tokens(job, None, [Message(role="system", content=negative_prompt), *others])
 
     def _cut(self, tokens: list[int], cells: int, max_tokens: int | None) -> list[int]:
         """Drop the beginning, but for BOS, so that `max_tokens` fit behind, or a quarter of the slot."""
@@ -115,27 +108,30 @@ class PromptBuilder:
             return [tokens[0], *tokens[len(tokens) - kept + 1 :]]
         return tokens[len(tokens) - kept :]
 
-    def _render(self, messages: Sequence[Message], options: dict[str, Any]) -> str:
-        if self._formatter is None:
-            raise BadTemplate(self._why_no_template)
-        if reserved := _RESERVED & options.keys():
-            raise BadTemplate(f"chat_template_kwargs: {', '.join(sorted(reserved))} cannot be given")
-        try:
-            text = self._formatter(messages=[self._plain(message) for message in messages], **options).prompt
-        except Exception as error:  # a template is a program and may raise anything
-            raise BadTemplate(f"the chat template refused the messages: {_one_line(error)}") from error
-        if len(text) > _MAX_RENDERED_CHARACTERS:
-            raise BadTemplate(f"the chat template wrote more than {_MAX_RENDERED_CHARACTERS} characters")
-        return text
+    def _chat(self, messages: Sequence[Message], options: Mapping[str, Any], *, parse_special: bool) -> list[int]:
+        if isinstance(self._template, BadTemplate):
+            raise BadTemplate(str(self._template))
+        hide = _as_it_is if parse_special else self._special_texts.hide
+        plain = [self._plain(message, hide) for message in messages]
+        hidden = {name: hide(value) for name, value in options.items()}
+        text = self._template.render(plain, hidden, self._most_characters)
+        return self._special_texts.tokenize(text)
 
-    def _plain(self, message: Message) -> Any:
+    def _plain(self, message: Message, hide: Callable[[Any], Any]) -> dict[str, str]:
         """The message as templates expect it."""
         role: str = message.role
         if role == "developer" and "developer" not in (self._model.chat_template or ""):
             role = "system"  # OpenAI's newer name for the same; most templates know only the older
-        plain = {"role": role, "content": message.text}
-        return plain if message.name is None else {**plain, "name": message.name}
+        plain = {"role": role, "content": hide(message.text)}
+        return plain if message.name is None else {**plain, "name": hide(message.name)}
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join((str(error) or type(error).__name__).split())[:200]
+def _template_of(model: LlamaModel) -> ChatTemplate:
+    if model.chat_template is None:
+        raise BadTemplate("this model has no chat template; send `prompt` in place of `messages`")
+    bos, eos = model.special_text(model.bos), model.special_text(model.eos)
+    return ChatTemplate(model.chat_template, bos_token=bos, eos_token=eos)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
