@@ -9,14 +9,21 @@ from typing import Any, cast
 import pytest
 import redis
 
-from celery_llama.ledger.ledger import TaskState
+from celery_llama.ledger.ledger import Emission, TaskState
+from celery_llama.protocol.events import encode_event
+from celery_llama.protocol.jobs import encode_body
+from celery_llama.protocol.results import JobError
+from celery_llama.protocol.workers import WorkerFacts
 from celery_llama_worker.bookkeeping.admission import Admission, Identity
 from celery_llama_worker.bookkeeping.outcome import DROPPED, HANDED_BACK, Outcome
+from celery_llama_worker.bookkeeping.transcript import Transcript
 from celery_llama_worker.broker.delivery import Delivery
 from celery_llama_worker.engine.attempt import JobAttempt
 from celery_llama_worker.settings import WorkerSettings
 from tests.integration.hand import Hand
 from tests.waiting import wait_until
+
+FACTS = WorkerFacts(model="model", fingerprint="f", adapters={"blue": "b"})
 
 
 class Around:
@@ -26,6 +33,9 @@ class Around:
         self.outcomes: list[Outcome] = []
         self.claimed: list[str] = []
         self.closed: list[str] = []
+        self.errors: list[JobError] = []
+        self.transcripts: list[Transcript] = []
+        self.sent: list[Any] = []
 
     def ended(self, _delivery: Delivery, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
@@ -33,12 +43,15 @@ class Around:
     def accepted(self, delivery: Delivery) -> None:
         self.claimed.append(delivery.job_id)
 
-    def open(self, *_: Any) -> None: ...
+    def open(self, transcript: Transcript, _on_end: Any) -> None:
+        self.transcripts.append(transcript)
 
-    def close(self, _job_id: str, _attempt: int, reason: str, _error: Any = None) -> None:
+    def close(self, _job_id: str, _attempt: int, reason: str, error: JobError | None = None) -> None:
         self.closed.append(reason)
+        self.errors += [] if error is None else [error]
 
-    def send(self, *_: Any) -> None: ...
+    def send(self, command: Any) -> None:
+        self.sent.append(command)
 
     def piece(self, _token: int) -> bytes:
         return b""
@@ -57,7 +70,7 @@ def admission(hand: Hand, around: Around) -> Iterator[Admission[JobAttempt]]:
     settings = WorkerSettings(namespace=hand.ledger.names.namespace)
     fake = cast(Any, around)
     state = TaskState(task_key(hand), "STARTED", 100)
-    admission = Admission(hand.connection, settings, fake, fake, fake, lambda _: state, Identity("me", "model"))
+    admission = Admission(hand.connection, settings, fake, fake, fake, lambda _: state, Identity("me", FACTS))
     yield admission
     admission.stop()
 
@@ -69,7 +82,7 @@ def task_key(hand: Hand) -> str:
 
 def message() -> Delivery:
     """A message of the job `j`."""
-    arguments = ("task", "j", {"kwargs": {"job": {"prompt": "x"}}}, b"", "", "")
+    arguments = ("celery_llama.generate", "j", {"kwargs": {"job": {"prompt": "x"}}}, b"", "", "")
     return Delivery(1, "j", cast(Any, None), arguments, cast(Any, None), cast(Any, None), cast(Any, None))
 
 
@@ -206,3 +219,75 @@ def test_what_celery_was_told_last_is_noted_although_the_worker_stops(
     admission.acknowledge("j")
 
     wait_until(lambda: not connection.exists(hand.ledger.names.open), "the job is not open any more")
+
+
+# another model has begun it
+
+
+def begun(hand: Hand, *, fingerprint: str, says: bool = True, **job: Any) -> None:
+    """A worker that is dead by now had the job, and said something or not."""
+    hand.claim("j", "dead", encode_body({"prompt": "x", **job}), alive=False)
+    started = encode_event(1, 1, "started", {"model": "other", "fingerprint": fingerprint})
+    hand.do(hand.ledger.emit([Emission("j", 1, [(1, started)])]))
+    if says:
+        hand.say("j", "text", first_seq=2)
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "job"),
+    [("f", {}), ("f+b", {"lora": [{"name": "blue"}]}), ("", {})],
+    ids=["same", "lora", "unknown"],
+)
+def test_what_the_same_model_has_begun_goes_on(
+    admission: Admission[JobAttempt], around: Around, hand: Hand, fingerprint: str, job: dict[str, Any]
+) -> None:
+    begun(hand, fingerprint=fingerprint, **job)
+
+    admission.admit(message(), around)
+
+    wait_until(lambda: around.sent, "the engine has it")
+    assert not around.closed
+    assert around.transcripts[0].started, "readers see a pause, not a restart"
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "job"),
+    [("g", {}), ("f+b", {}), ("f+c", {"lora": [{"name": "blue"}]}), ("f+c", {"lora": [{"name": "red"}]})],
+    ids=["another model", "without the adapter", "another adapter", "an adapter that is not here"],
+)
+def test_what_another_model_has_begun_fails_if_nobody_has_it(
+    admission: Admission[JobAttempt], around: Around, hand: Hand, fingerprint: str, job: dict[str, Any]
+) -> None:
+    begun(hand, fingerprint=fingerprint, **job)
+    hand.vouch("unfit", WorkerFacts(fingerprint="h"))
+
+    admission.admit(message(), around)
+
+    wait_until(lambda: around.closed, "the job ends")
+    assert (around.closed, around.errors[0].code) == (["failed"], "model_mismatch")
+    assert not around.sent
+
+
+def test_what_another_model_has_begun_goes_back_after_a_while_if_somebody_has_it(
+    admission: Admission[JobAttempt], around: Around, hand: Hand
+) -> None:
+    begun(hand, fingerprint="g+c", lora=[{"name": "red"}])
+    hand.vouch("fit", WorkerFacts(fingerprint="g", adapters={"red": "c", "green": "d"}))
+
+    admission.admit(message(), around)
+    wait_until(lambda: admission._postponed._waiting, "the job waits")
+    admission._submit(admission._postponed.flush)
+
+    assert wait_until(lambda: around.closed, "the job ends here") == ["handed_back"]
+    assert not around.sent
+
+
+def test_what_another_model_has_claimed_and_said_nothing_of_begins_anew(
+    admission: Admission[JobAttempt], around: Around, hand: Hand
+) -> None:
+    begun(hand, fingerprint="g", says=False)
+
+    admission.admit(message(), around)
+
+    wait_until(lambda: around.sent, "the engine has it")
+    assert not around.transcripts[0].started, "readers are told the new model"

@@ -41,6 +41,7 @@ from celery_llama_worker.engine.embedding.preparer import EmbedPreparer
 from celery_llama_worker.engine.embedding.scheduler import EmbedScheduler
 from celery_llama_worker.engine.llama.devices import describe, found_devices
 from celery_llama_worker.engine.llama.engine import LlamaEngine, LlamaModel
+from celery_llama_worker.engine.llama.fingerprint import fingerprint
 from celery_llama_worker.engine.outputs import EndReason
 from celery_llama_worker.engine.plan import Adapters, Engine
 from celery_llama_worker.engine.preparing.preparer import GeneratePreparer
@@ -124,7 +125,7 @@ def _machinery(settings: WorkerSettings, model: LlamaModel, parts: Parts) -> Ite
             _log_pace(settings, scheduler.counters.longest_call_seconds)
             preparer = EmbedPreparer(model, settings, limits.cells_per_slot)
             description = {"slots": limits.slots, "embedding-values": model.n_embed}
-            facts = WorkerFacts(model=model.name, kind="embed", slots=limits.slots, started=time.time())
+            facts = _facts(settings, model, kind="embed", slots=limits.slots)
             yield Machinery(facts, embedder, scheduler, preparer, description)
 
 
@@ -150,8 +151,18 @@ def _generating(
     preparer = GeneratePreparer(model, settings, reproducible=report.reproducible, reproducible_with_lora=with_lora)
     cells = settings.slots * settings.ctx_per_slot
     description = {"slots": settings.slots, "cells": cells, "reproducible": report.reproducible}
-    facts = WorkerFacts(model=model.name, slots=settings.slots, reproducible=report.reproducible, started=time.time())
+    facts = _facts(settings, model, slots=settings.slots, reproducible=report.reproducible)
     return Machinery(facts, engine, scheduler, preparer, description)
+
+
+def _facts(settings: WorkerSettings, model: LlamaModel, **more: Any) -> WorkerFacts:
+    """What the lease says; the fingerprints are read from the files."""
+    adapters = {name: fingerprint(path.expanduser()) for name, path in settings.lora.items()}
+    facts = WorkerFacts(
+        model=model.name, fingerprint=fingerprint(model.path), adapters=adapters, started=time.time(), **more
+    )
+    logger.info("the model's fingerprint is %s", facts.fingerprint)
+    return facts
 
 
 def _probe(settings: WorkerSettings, model: LlamaModel, engine: LlamaEngine, adapters: Adapters) -> ProbeReport:
@@ -187,7 +198,7 @@ def _running(
     with connect(settings) as for_events, connect(settings) as for_claims, connect(settings) as for_leases:
         # A worker restarted under its predecessor's name must not pass for the owner of the other's jobs.
         owner = f"{settings.worker_name}-{uuid.uuid4().hex[:6]}"
-        worker, identity = Worker(owner, settings.worker_name, facts), Identity(owner, facts.model)
+        worker, identity = Worker(owner, settings.worker_name, facts), Identity(owner, facts)
         publisher, runner = _connect_engine(settings, machinery, for_events, parts)
         admission = Admission(for_claims, settings, machinery.preparer, runner, publisher, _started(app), identity)
         deliveries = Deliveries()

@@ -5,6 +5,7 @@ CeleryLlamaError (celery_llama.protocol.errors)
 ├── TextTooLong             context_length_exceeded
 ├── BadTemplate             invalid_request
 ├── BadGrammar              invalid_request
+├── OtherModel              model_mismatch
 ├── EngineFault             engine_error
 └── StartupError            the worker cannot start: wrong model file, no memory, unusable setting
 """
@@ -49,6 +50,12 @@ class BadTemplate(InvalidJob):
 
 class BadGrammar(InvalidJob):
     """The grammar or JSON schema cannot be used."""
+
+
+class OtherModel(CeleryLlamaError):
+    """The job was begun with another model, or other adapters, than this worker has."""
+
+    code = "model_mismatch"
 
 
 class EngineFault(CeleryLlamaError):

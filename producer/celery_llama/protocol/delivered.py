@@ -28,8 +28,9 @@ class Delivered:
     last_seq: int = 0
     #: By index; a choice without a token is absent.
     choices: dict[int, DeliveredChoice] = field(default_factory=dict)
-    #: Whether a `started` event was among them; the counts are the last one's.
+    #: Whether a `started` event was among them; the fingerprint and the counts are the last one's.
     started: bool = False
+    fingerprint: str = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     #: Whether the terminal event was among them.
@@ -50,7 +51,7 @@ def delivered(events: Iterable[Event]) -> Delivered:
             choice.logprobs += event.logprobs or ()
             choice.finish_reason = event.finish_reason or choice.finish_reason
         elif isinstance(event, Started):
-            total.started = True
+            total.started, total.fingerprint = True, event.fingerprint
             total.prompt_tokens, total.cached_tokens = event.prompt_tokens, event.cached_tokens
     for index, parts in texts.items():
         total.choices[index].text = "".join(parts)

@@ -43,6 +43,8 @@ class Started(Event):
     type: Literal["started"]
     worker: str = ""
     model: str = ""
+    fingerprint: str = ""
+    """Of the model and the adapters that the job uses: who has another cannot go on with the job."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     queued_s: float | None = None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class WorkerFacts(BaseModel):
@@ -15,7 +16,9 @@ class WorkerFacts(BaseModel):
     model: str = ""
     """The model's name, as results have it."""
     fingerprint: str = ""
-    """Of the model and its adapters: equal for workers that may go on with each other's jobs; empty if unknown."""
+    """Of the model: equal for workers that may go on with each other's jobs; empty if unknown."""
+    adapters: dict[str, str] = Field(default_factory=dict)
+    """The fingerprints of its LoRA adapters, by name."""
     kind: Literal["generate", "embed"] = "generate"
     """What the model is for."""
     slots: int = 0
@@ -24,6 +27,13 @@ class WorkerFacts(BaseModel):
     """Whether its output does not depend on a job's neighbours."""
     started: float | None = None
     """Since when it is there, in Unix seconds of its own clock."""
+
+    def fingerprint_with(self, adapters: Iterable[str]) -> str:
+        """Of the model with these adapters, as `started` events have it; empty if it has not all of them."""
+        names = sorted(adapters)
+        if not self.fingerprint or not self.adapters.keys() >= set(names):
+            return ""
+        return "+".join([self.fingerprint, *(self.adapters[name] for name in names)])
 
 
 def read_facts(lease: bytes) -> WorkerFacts:

@@ -28,6 +28,8 @@ from celery_llama.protocol.errors import CeleryLlamaError, InvalidJob, JobTooLar
 from celery_llama.protocol.kinds import Job, parse_job
 from celery_llama.protocol.names import check_job_id
 from celery_llama.protocol.results import JobError, Result
+from celery_llama.protocol.workers import WorkerFacts
+from celery_llama_worker.bookkeeping.fitting import adapters_of, may_go_on_here
 from celery_llama_worker.bookkeeping.outcome import DROPPED, HANDED_BACK, Outcome
 from celery_llama_worker.bookkeeping.postponed import Postponed
 from celery_llama_worker.bookkeeping.publisher import Publisher
@@ -41,6 +43,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _RETRY_SECONDS = 0.5
+#: How long a job that another worker must go on with is kept from the queue.
+_OTHERS_TURN_SECONDS = 1.0
 #: An owner vouches for itself every fifth of its lease; with a smaller part left than this it is late, and may be dead.
 _ON_TIME = 0.6
 
@@ -51,7 +55,7 @@ class Identity:
 
     #: Unique to this process, also when a restarted worker has its predecessor's name.
     owner: str
-    model_name: str
+    facts: WorkerFacts
 
 
 class Preparer(Protocol[A_co]):
@@ -205,7 +209,7 @@ class Admission(Generic[A]):
             claim.attempt,
             attempts=claim.attempt - claim.released,
             worker=self._identity.owner,
-            model=self._identity.model_name,
+            model=self._identity.facts.model,
             piece=self._preparer.piece,
             queued_seconds=max(0.0, time.time() - claim.created_unix_seconds),
         )
@@ -223,7 +227,7 @@ class Admission(Generic[A]):
                 why = f"{most} workers took the job up and did not survive it"
                 end("failed", JobError(code="max_attempts_exceeded", message=why))
             else:
-                self._runner.send(Add(self._prepare(delivery, claim, transcript, so_far).attempt))
+                self._go_on(delivery, claim, transcript, so_far)
         except CeleryLlamaError as error:
             end("failed", JobError(code=error.code, message=str(error)))
         except redis.RedisError as error:  # the message stays with the broker, so the job is not lost
@@ -238,14 +242,31 @@ class Admission(Generic[A]):
         first = claim.attempt == 1
         return Delivered() if first else delivered(read_events(self._connection, self._ledger.names, job_id))
 
-    def _prepare(self, delivery: JobMessage, claim: Claim, transcript: Transcript, so_far: Delivered) -> PreparedJob[A]:
+    def _go_on(self, delivery: JobMessage, claim: Claim, transcript: Transcript, so_far: Delivered) -> None:
+        """Bring the job into the engine, unless it was begun with another model: then it goes to whoever has that."""
+        job, facts = self._read_job(delivery, claim), self._identity.facts
+        transcript.fingerprint = facts.fingerprint_with(adapters_of(job))
+        if may_go_on_here(self._connection, self._ledger.names, job, so_far, facts):
+            if so_far.fingerprint and so_far.fingerprint != transcript.fingerprint:
+                transcript.started = False  # it begins anew, and readers are told with what
+            self._runner.send(Add(self._prepare(job, delivery, claim, transcript, so_far).attempt))
+        else:  # not at once: this worker would be the next to take it
+            logger.info("job %s was begun with another model; it goes back for a worker that has it", delivery.job_id)
+            close = partial(self._publisher.close, delivery.job_id, claim.attempt, "handed_back")
+            self._postponed.put(_OTHERS_TURN_SECONDS, close)
+
+    def _read_job(self, delivery: JobMessage, claim: Claim) -> Job:
         if len(claim.body) > self._settings.max_job_bytes:
             raise JobTooLarge(len(claim.body), self._settings.max_job_bytes)
         try:
             body = from_json(claim.body)
         except ValueError as error:
             raise InvalidJob("the job is not JSON that can be read") from error
-        job = parse_job(delivery.task, body)
+        return parse_job(delivery.task, body)
+
+    def _prepare(
+        self, job: Job, delivery: JobMessage, claim: Claim, transcript: Transcript, so_far: Delivered
+    ) -> PreparedJob[A]:
         said, limit = so_far.choices, delivery.limit_seconds
         prepared = self._preparer.prepare(delivery.job_id, claim.attempt, job, said, limit)
         transcript.describe(

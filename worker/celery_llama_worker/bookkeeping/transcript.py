@@ -45,6 +45,8 @@ class Transcript:
     worker: str
     model: str
     piece: Callable[[int], bytes]
+    #: Of the model and of the adapters that the job uses.
+    fingerprint: str = ""
     #: Server's and worker's clocks compared: seconds between submission and claim.
     queued_seconds: float | None = None
     prompt_tokens: int = 0
@@ -131,6 +133,7 @@ class Transcript:
         fields: dict[str, Any] = {
             "worker": self.worker,
             "model": self.model,
+            "fingerprint": self.fingerprint,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
         }

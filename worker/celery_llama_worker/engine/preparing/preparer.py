@@ -16,6 +16,7 @@ from celery_llama_worker.engine.plan import Adapters
 from celery_llama_worker.engine.prepared import PreparedJob
 from celery_llama_worker.engine.preparing.prompt import PreparedPrompt, PromptBuilder
 from celery_llama_worker.engine.scheduling.sequence import Attempt, Sequence
+from celery_llama_worker.errors import OtherModel
 from celery_llama_worker.settings import WorkerSettings
 
 #: About 100 bytes each: Redis takes no value of more than 512 MB.
@@ -108,6 +109,8 @@ class GeneratePreparer:
     ) -> Sequence:
         """One choice; an earlier attempt's tokens are replayed, so that penalties, grammar and held text are there."""
         delivered = said.tokens
+        if not all(0 <= token < self._model.n_vocab for token in delivered):
+            raise OtherModel("the job was begun with another model: this one's vocabulary has not all of its tokens")
         # Choices must differ, and a resumed one must not draw its first numbers again.
         own_seed = (seed + 1_000_003 * choice + 7_919 * len(delivered)) % (MAX_SEED + 1)
         sampler = self._prompts.sampler(job, prepared, own_seed)
