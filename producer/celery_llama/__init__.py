@@ -27,9 +27,10 @@ from celery_llama.protocol.errors import (
 
 if TYPE_CHECKING:
     from celery_llama.client.async_client import AsyncClient, AsyncJobHandle
+    from celery_llama.client.async_stream import AsyncEventStream
     from celery_llama.client.client import Client, JobHandle
     from celery_llama.protocol.embedding import EmbedJob
-    from celery_llama.protocol.events import Event, Failed, Finished, Progress, Started, Token
+    from celery_llama.protocol.events import Event, Failed, Finished, Heartbeat, Progress, Started, Token
     from celery_llama.protocol.fields import EmbedFields, GenerateFields
     from celery_llama.protocol.jobs import GenerateJob, JsonSchema, Message, ResponseFormat, TextPart
     from celery_llama.protocol.results import Choice, JobError, JobInfo, Result, Timings, TokenLogprob, Usage
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncClient",
+    "AsyncEventStream",
     "AsyncJobHandle",
     "CeleryLlamaError",
     "Choice",
@@ -49,6 +51,7 @@ __all__ = [
     "GenerateFields",
     "GenerateJob",
     "GenerationFailed",
+    "Heartbeat",
     "IdempotencyConflict",
     "InvalidJob",
     "JobError",
@@ -80,9 +83,10 @@ __all__ = [
 #: Where the names are that are imported when they are asked for.
 _HOMES = {
     "client.async_client": {"AsyncClient", "AsyncJobHandle"},
+    "client.async_stream": {"AsyncEventStream"},
     "client.client": {"Client", "JobHandle"},
     "protocol.embedding": {"EmbedJob"},
-    "protocol.events": {"Event", "Failed", "Finished", "Progress", "Started", "Token"},
+    "protocol.events": {"Event", "Failed", "Finished", "Heartbeat", "Progress", "Started", "Token"},
     "protocol.fields": {"EmbedFields", "GenerateFields"},
     "protocol.jobs": {"GenerateJob", "JsonSchema", "Message", "ResponseFormat", "TextPart"},
     "protocol.results": {"Choice", "JobError", "JobInfo", "Result", "Timings", "TokenLogprob", "Usage"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -13,7 +14,7 @@ from pydantic import BaseModel
 from celery_llama.client.async_client import AsyncClient, AsyncJobHandle
 from celery_llama.client.client import Client, JobHandle
 from celery_llama.protocol.errors import InvalidJob, JobFailed, JobNotFound, ResultTimeout, ServerUnreachable
-from celery_llama.protocol.events import AnyEvent
+from celery_llama.protocol.events import AnyEvent, Heartbeat
 from celery_llama.settings import Settings
 from tests.integration.hand import Hand, free_port
 
@@ -101,6 +102,72 @@ def test_a_reader_does_not_notice_that_its_connection_was_cut(run: Run, hand: Ha
     run(body)
 
 
+def test_a_wait_for_an_event_may_be_given_up_and_taken_up_again(run: Run, hand: Hand) -> None:
+    async def body(client: AsyncClient) -> None:
+        job = await client.submit(prompt="x")
+        hand.claim(job.id)
+        stream = job.stream(timeout=60)
+        for seq in (1, 2, 3):
+            for _ in range(seq):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(anext(stream), 0.001 * seq)
+            waiting = asyncio.create_task(anext(stream))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await asyncio.to_thread(hand.say, job.id, f"{seq}", first_seq=seq)
+            assert (await asyncio.wait_for(anext(stream), 60)).seq == seq
+        hand.finish(job.id, "123", seq=4)
+
+        assert [event.seq async for event in stream] == [4]
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+
+    run(body)
+
+
+def test_a_wait_that_is_given_up_at_any_moment_loses_no_event(run: Run, hand: Hand) -> None:
+    async def body(client: AsyncClient) -> None:
+        job = await client.submit(prompt="x")
+        hand.claim(job.id)
+        writer = asyncio.create_task(asyncio.to_thread(write, job.id))
+        stream, seen = job.stream(timeout=60), list[int]()
+        for patience in itertools.cycle(range(40)):
+            waiting = asyncio.ensure_future(anext(stream))
+            for _ in range(patience):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            try:
+                seen.append((await waiting).seq)
+            except asyncio.CancelledError:
+                continue
+            except StopAsyncIteration:
+                break
+        await writer
+        assert seen == list(range(1, 202))
+
+    def write(job_id: str) -> None:
+        for seq in range(1, 201):
+            hand.say(job_id, "x", first_seq=seq)
+        hand.finish(job_id, "x" * 200, seq=201)
+
+    run(body)
+
+
+def test_a_reader_is_told_that_nothing_has_come(run: Run, hand: Hand) -> None:
+    async def body(client: AsyncClient) -> None:
+        job = await client.submit(prompt="x")
+        stream = job.stream(timeout=60, heartbeat=0.01)
+        assert [await anext(stream) for _ in range(2)] == [Heartbeat(job_id=job.id, seq=0)] * 2
+        hand.claim(job.id)
+        hand.finish(job.id, seq=1)
+
+        assert [event.type async for event in stream if not isinstance(event, Heartbeat)] == ["finished"]
+
+    run(body)
+
+
 def test_a_reader_that_leaves_early_may_come_back(run: Run, hand: Hand) -> None:
     async def body(client: AsyncClient) -> None:
         job = await client.submit(prompt="x")
@@ -108,7 +175,7 @@ def test_a_reader_that_leaves_early_may_come_back(run: Run, hand: Hand) -> None:
         hand.say(job.id, "a", "b")
         stream = job.stream()
         first = await anext(stream)
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
         hand.finish(job.id, "ab", seq=3)
 
         assert [event.seq for event in await read(job, after=first.seq)] == [2, 3]

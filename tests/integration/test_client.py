@@ -28,7 +28,7 @@ from celery_llama.protocol.errors import (
     StreamExpired,
     UnreadableData,
 )
-from celery_llama.protocol.events import AnyEvent
+from celery_llama.protocol.events import AnyEvent, Heartbeat
 from celery_llama.protocol.fields import GenerateFields
 from celery_llama.protocol.jobs import GenerateJob
 from celery_llama.protocol.names import Names
@@ -228,6 +228,34 @@ def test_readers_attaching_at_random_moments_all_see_the_same(client: Client, ha
     assert [event.seq for event in whole] == list(range(1, 302))
     assert delivered(whole).choices[0].text == job.result().text
     assert seen == [whole[after:] for after in afters]
+
+
+def test_a_reader_is_told_that_nothing_has_come(client: Client, hand: Hand) -> None:
+    job = client.submit(prompt="x")
+    stream = job.stream(timeout=60, heartbeat=0.01)
+    assert [next(stream) for _ in range(2)] == [Heartbeat(job_id=job.id, seq=0)] * 2
+    hand.claim(job.id)
+    hand.say(job.id, "a")
+    hand.finish(job.id, "a", seq=2)
+
+    assert [event.text for event in stream if not isinstance(event, Heartbeat)] == ["a", ""]
+
+
+def test_the_status_says_where_the_events_are_and_whether_more_will_come(client: Client, hand: Hand) -> None:
+    job = client.submit(prompt="x")
+
+    def told() -> tuple[int | None, bool]:
+        info = job.status()
+        return info.last_seq, info.ended
+
+    assert told() == (None, False)
+    hand.claim(job.id)
+    hand.say(job.id, "a", "b")
+    assert told() == (2, False)
+    hand.finish(job.id, "ab", seq=3)
+    assert told() == (3, True)
+    hand.connection.delete(hand.ledger.names.events(job.id))
+    assert told() == (None, True)
 
 
 def test_a_reader_that_leaves_early_leaves_no_connection_behind(client: Client, hand: Hand, ended: str) -> None:

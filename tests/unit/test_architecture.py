@@ -30,9 +30,11 @@ def tree_of(path: Path) -> ast.Module:
 def public_definitions(
     node: ast.Module | ast.ClassDef,
 ) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Classes, functions and methods without a leading underscore; of private classes, none."""
+    """Classes, functions and methods without a leading underscore; of private classes, none; of overloads, the last."""
     for child in node.body:
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not child.name.startswith("_"):
+            if "overload" in map(ast.unparse, child.decorator_list):
+                continue
             yield child
             if isinstance(child, ast.ClassDef):
                 yield from public_definitions(child)

@@ -24,7 +24,7 @@ from celery_llama.protocol.errors import (
     ResultTimeout,
     StreamExpired,
 )
-from celery_llama.protocol.events import AnyEvent, Event, encode_event, parse_event
+from celery_llama.protocol.events import AnyEvent, Event, Heartbeat, encode_event, parse_event
 from celery_llama.protocol.jobs import GenerateJob
 from celery_llama.protocol.results import Choice, Result
 from celery_llama.settings import Settings
@@ -166,6 +166,67 @@ def test_a_caller_waits_no_longer_than_it_said() -> None:
     now = 20.0
     with pytest.raises(ResultTimeout, match="did not end within 20 s"):
         waiting.listen()
+
+
+class Clock:
+    """Goes on only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_reader_that_wants_heartbeats_is_told_of_a_silence() -> None:
+    clock = Clock()
+    flow = flows.stream(NAMES, "j", 0, Waiting("j", None, 5.0, clock))
+    flow.send(None)
+    flow.send(None)
+    assert flow.send(page(token(1))) == parse_event(token(1))
+    flow.send(None)
+    assert flow.send(False) == Listen(5.0)
+
+    clock.now = 2.0
+    assert flow.send(token(2)) == parse_event(token(2), "j")
+    assert flow.send(None) == Listen(5.0)
+    clock.now = 7.0
+    assert flow.send(None) == Heartbeat(job_id="j", seq=2)
+    assert flow.send(None) == Listen(5.0)
+    clock.now = 12.0
+    assert flow.send(None) == Heartbeat(job_id="j", seq=2)
+
+
+def test_heartbeats_do_not_keep_a_reader_from_looking_whether_its_connection_lives() -> None:
+    clock = Clock()
+    flow = flows.stream(NAMES, "j", 0, Waiting("j", None, 5.0, clock))
+    flow.send(None)
+    flow.send(None)
+    flow.send([])
+    step = flow.send(False)
+    beats = 0
+    while not isinstance(step, Subscribe):
+        if isinstance(step, Heartbeat):
+            beats += 1
+        else:
+            assert isinstance(step, Listen)
+            clock.now += step.seconds
+        step = flow.send(None)
+
+    assert (beats, clock.now) == (2, steps.IDLE_SECONDS)
+
+
+def test_a_caller_s_timeout_comes_before_a_heartbeat_that_is_later() -> None:
+    clock = Clock()
+    waiting = Waiting("j", 3.0, 5.0, clock)
+
+    assert waiting.listen() == Listen(3.0)
+
+
+@pytest.mark.parametrize("heartbeat", [0, -1.0, float("nan")])
+def test_a_heartbeat_is_a_number_of_seconds(heartbeat: float) -> None:
+    with pytest.raises(ValueError, match="more than 0"):
+        Waiting("j", None, heartbeat)
 
 
 # waiting for the result

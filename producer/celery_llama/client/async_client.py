@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, Unpack
+from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
 import redis
 import redis.asyncio
 import redis.asyncio.client
 
 from celery_llama.client import flows
+from celery_llama.client.async_stream import AsyncEventStream
 from celery_llama.client.connection import connect_async, reachable
 from celery_llama.client.flows import CancelOutcome, Model
 from celery_llama.client.messenger import Messenger
@@ -34,7 +34,7 @@ from celery_llama.ledger.queries import Query, ask_async
 from celery_llama.ledger.scripts import execute_async
 from celery_llama.protocol.embedding import EmbedJob
 from celery_llama.protocol.errors import CeleryLlamaError
-from celery_llama.protocol.events import AnyEvent, Event
+from celery_llama.protocol.events import AnyEvent, Event, Heartbeat
 from celery_llama.protocol.fields import EmbedFields, GenerateFields
 from celery_llama.protocol.jobs import GenerateJob
 from celery_llama.protocol.results import JobInfo, Parsed, Result
@@ -113,7 +113,7 @@ class AsyncClient:
             pass
         return returned[0]
 
-    async def _drive(self, flow: Flow[T], returned: list[T]) -> AsyncGenerator[AnyEvent, None]:
+    async def _drive(self, flow: Flow[T], returned: list[T]) -> AsyncGenerator[Any, None]:
         """Perform a flow's steps, yield its events, append what it returns to `returned`."""
         if self._closed:
             raise RuntimeError("the client is closed")
@@ -147,16 +147,26 @@ class AsyncJobHandle(Generic[Parsed]):
         self._client, self._response_model = client, response_model
         self._names = client.settings.names
 
-    async def stream(self, after: int = 0, timeout: float | None = None) -> AsyncIterator[AnyEvent]:
+    @overload
+    def stream(
+        self, after: int = 0, timeout: float | None = None, *, heartbeat: None = None
+    ) -> AsyncEventStream[AnyEvent]: ...
+
+    @overload
+    def stream(
+        self, after: int = 0, timeout: float | None = None, *, heartbeat: float
+    ) -> AsyncEventStream[AnyEvent | Heartbeat]: ...
+
+    def stream(
+        self, after: int = 0, timeout: float | None = None, *, heartbeat: float | None = None
+    ) -> AsyncEventStream[Any]:
         """Yield the job's events past sequence number `after`, live or from the store, up to the terminal one.
 
-        `timeout` is in seconds, for the whole stream.
+        `timeout` is in seconds, for the whole stream. After `heartbeat` seconds without an event comes a Heartbeat.
         Raises JobNotFound, StreamExpired, ResultTimeout, ServerUnreachable, ValueError if `after` is negative.
         """
-        flow = flows.stream(self._names, self.id, after, Waiting(self.id, timeout))
-        async with aclosing(self._client._drive(flow, [])) as events:
-            async for event in events:
-                yield event
+        flow = flows.stream(self._names, self.id, after, Waiting(self.id, timeout, heartbeat))
+        return AsyncEventStream(self._client._drive(flow, []))
 
     async def result(self, timeout: float | None = None) -> Result[Parsed]:
         """Wait for the job's end, at most `timeout` seconds; a cancelled or incomplete job's result is returned too.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, Unpack
+from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
 import redis
 import redis.client
@@ -34,7 +34,7 @@ from celery_llama.ledger.queries import Query, ask
 from celery_llama.ledger.scripts import execute
 from celery_llama.protocol.embedding import EmbedJob
 from celery_llama.protocol.errors import CeleryLlamaError
-from celery_llama.protocol.events import AnyEvent, Event
+from celery_llama.protocol.events import AnyEvent, Event, Heartbeat
 from celery_llama.protocol.fields import EmbedFields, GenerateFields
 from celery_llama.protocol.jobs import GenerateJob
 from celery_llama.protocol.results import JobInfo, Parsed, Result
@@ -114,7 +114,7 @@ class Client:
                 result: T = stop.value
                 return result
 
-    def _drive(self, flow: Flow[T]) -> Generator[AnyEvent, None, T]:
+    def _drive(self, flow: Flow[T]) -> Generator[AnyEvent | Heartbeat, None, T]:
         """Perform a flow's steps, yield its events, return what it returns."""
         if self._closed:
             raise RuntimeError("the client is closed")
@@ -148,13 +148,23 @@ class JobHandle(Generic[Parsed]):
         self._client, self._response_model = client, response_model
         self._names = client.settings.names
 
-    def stream(self, after: int = 0, timeout: float | None = None) -> Iterator[AnyEvent]:
+    @overload
+    def stream(self, after: int = 0, timeout: float | None = None, *, heartbeat: None = None) -> Iterator[AnyEvent]: ...
+
+    @overload
+    def stream(
+        self, after: int = 0, timeout: float | None = None, *, heartbeat: float
+    ) -> Iterator[AnyEvent | Heartbeat]: ...
+
+    def stream(
+        self, after: int = 0, timeout: float | None = None, *, heartbeat: float | None = None
+    ) -> Iterator[AnyEvent | Heartbeat]:
         """Yield the job's events past sequence number `after`, live or from the store, up to the terminal one.
 
-        `timeout` is in seconds, for the whole stream.
+        `timeout` is in seconds, for the whole stream. After `heartbeat` seconds without an event comes a Heartbeat.
         Raises JobNotFound, StreamExpired, ResultTimeout, ServerUnreachable, ValueError if `after` is negative.
         """
-        return self._client._drive(flows.stream(self._names, self.id, after, Waiting(self.id, timeout)))
+        return self._client._drive(flows.stream(self._names, self.id, after, Waiting(self.id, timeout, heartbeat)))
 
     def result(self, timeout: float | None = None) -> Result[Parsed]:
         """Wait for the job's end, at most `timeout` seconds; a cancelled or incomplete job's result is returned too.

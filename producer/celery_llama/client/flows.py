@@ -29,7 +29,7 @@ from celery_llama.protocol.errors import (
     OutputMismatch,
     StreamExpired,
 )
-from celery_llama.protocol.events import AnyEvent, parse_event
+from celery_llama.protocol.events import AnyEvent, Heartbeat, parse_event
 from celery_llama.protocol.jobs import GenerateJob, encode_body, parse_generate_job
 from celery_llama.protocol.kinds import Job, readable_body
 from celery_llama.protocol.names import Names
@@ -113,7 +113,11 @@ def stream(names: Names, job_id: str, after: int, waiting: Waiting) -> Flow[None
             yield from _catch_up(names, job_id, cursor)
             waiting.reached()
             while not cursor.done:
-                event = _read((yield waiting.listen()), job_id)
+                message = yield waiting.listen(cursor.seq)
+                if waiting.silent(message):
+                    yield Heartbeat(job_id=job_id, seq=cursor.seq)
+                    continue
+                event = _read(message, job_id)
                 if event is not None and cursor.feed(event):
                     waiting.reached()
                     yield event
@@ -188,7 +192,9 @@ def parsed(result: Result, response_model: type[Parsed] | None) -> Result[Parsed
 def status(names: Names, job_id: str) -> Flow[JobInfo]:
     """The job's state; raises JobNotFound."""
     info: JobInfo = yield queries.job_info(names, job_id)
-    return info
+    # In this order, so that a job that has ended has its last event.
+    last: int | None = yield queries.last_seq(names, job_id)
+    return info.model_copy(update={"last_seq": last})
 
 
 def cancel(settings: Settings, job_id: str) -> Flow[CancelOutcome]:
@@ -230,7 +236,7 @@ def failed(names: Names, limit: int) -> Flow[list[JobInfo]]:
     infos = []
     for job_id in (yield queries.failed_jobs(names, limit)):
         try:
-            infos.append((yield queries.job_info(names, job_id)))
+            infos.append((yield from status(names, job_id)))
         except JobNotFound:  # its data has expired
             continue
     return infos

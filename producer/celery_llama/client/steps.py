@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import redis
 from celery_llama.ledger.operation import Operation
 from celery_llama.ledger.queries import Query
 from celery_llama.protocol.errors import ResultTimeout
-from celery_llama.protocol.events import AnyEvent
+from celery_llama.protocol.events import AnyEvent, Heartbeat
 
 #: Without a message for this long, a reader subscribes anew and looks into the stream: the connection may be dead.
 IDLE_SECONDS = 15.0
@@ -20,6 +21,10 @@ IDLE_SECONDS = 15.0
 PATIENCE_SECONDS = 30.0
 #: How long the server may take to confirm a subscription.
 CONFIRMATION_SECONDS = 10.0
+
+
+#: In place of a message.
+MISSED = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,33 +52,58 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Wait for a message; the reply is None if none came, or if some may have been missed."""
+    """Wait for a message; the reply is None if none came, and `MISSED` if some may have been missed."""
 
     seconds: float
 
 
 #: An event among the steps is for the reader.
-Step = Operation[Any] | Query[Any] | Publish | TellWorkers | Subscribe | Listen | AnyEvent
+Step = Operation[Any] | Query[Any] | Publish | TellWorkers | Subscribe | Listen | AnyEvent | Heartbeat
 T = TypeVar("T")
 Flow = Generator[Step, Any, T]
 
 
 class Waiting:
-    """How long a caller still waits, for the job and for the server."""
+    """How long a caller still waits, for the job and for the server, and when it is told that nothing has come.
 
-    def __init__(self, job_id: str, timeout: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+    `heartbeat` is how many seconds without an event it takes. Raises ValueError if it is not more than 0.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        timeout: float | None,
+        heartbeat: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if heartbeat is not None and not heartbeat > 0:
+            raise ValueError("heartbeat is a number of seconds: more than 0")
         self._job_id, self._timeout, self._clock = job_id, timeout, clock
-        self._began = clock()
+        self._heartbeat = math.inf if heartbeat is None else heartbeat
+        self._began = self._shown = clock()
+        self._seq = -1
         self._contact: float | None = None
 
-    def listen(self) -> Listen:
-        """The next wait; raises ResultTimeout when the caller's time is over."""
-        if self._timeout is None:
-            return Listen(IDLE_SECONDS)
-        left = self._began + self._timeout - self._clock()
+    def listen(self, seq: int = 0) -> Listen:
+        """The next wait, past event `seq`; raises ResultTimeout when the caller's time is over."""
+        now = self._clock()
+        left = math.inf if self._timeout is None else self._began + self._timeout - now
         if left <= 0:
-            raise ResultTimeout(self._job_id, self._timeout)
-        return Listen(min(IDLE_SECONDS, left))
+            raise ResultTimeout(self._job_id, self._timeout or 0.0)
+        if seq != self._seq:
+            self._seq, self._shown = seq, now
+        return Listen(max(0.0, min(left, IDLE_SECONDS - self._idle(now), self._shown + self._heartbeat - now)))
+
+    def silent(self, message: bytes | None) -> bool:
+        """Whether the caller is to be told that nothing has come; not if the connection may be dead."""
+        now = self._clock()
+        if message is not None or now - self._shown < self._heartbeat or self._idle(now) >= IDLE_SECONDS:
+            return False
+        self._shown = now
+        return True
+
+    def _idle(self, now: float) -> float:
+        return 0.0 if self._contact is None else now - self._contact
 
     def reached(self) -> None:
         """Note that the server answered."""
@@ -96,4 +126,6 @@ def message_data(message: dict[str, Any] | None) -> bytes | None:
 
     Anything but a message is a new confirmation: redis-py has reconnected, and messages may have been missed.
     """
-    return message["data"] if message is not None and message["type"] == "message" else None
+    if message is None:
+        return None
+    return message["data"] if message["type"] == "message" else MISSED

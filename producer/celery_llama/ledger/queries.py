@@ -134,6 +134,15 @@ def living(names: Names, owners: Sequence[str]) -> Query[dict[str, WorkerFacts]]
     return Query(["MGET", *map(names.lease, owners)], parse)
 
 
+def last_seq(names: Names, job_id: str) -> Query[int | None]:
+    """The number of a job's latest event; None if its stream has none."""
+
+    def parse(reply: Sequence[tuple[bytes, object]]) -> int | None:
+        return int(reply[0][0].partition(b"-")[2]) if reply else None
+
+    return Query(["XREVRANGE", names.events(job_id), "+", "-", "COUNT", 1], parse)
+
+
 def failed_jobs(names: Names, limit: int) -> Query[list[str]]:
     """The ids of the jobs that failed, the latest first."""
     return Query(

@@ -87,6 +87,16 @@ class Failed(Event):
     error: JobError
 
 
+class Heartbeat(Event):
+    """Nothing new for as long as the reader wanted to be told. Comes from the client, never over the wire."""
+
+    attempt: int = Field(default=0, ge=0)
+    """Of no attempt."""
+    seq: int = Field(ge=0)
+    """The last event's, from which the reader would go on."""
+    type: Literal["heartbeat"] = "heartbeat"
+
+
 AnyEvent = Annotated[Started | Progress | Token | Finished | Failed, Field(discriminator="type")]
 _adapter: TypeAdapter[Started | Progress | Token | Finished | Failed] = TypeAdapter(AnyEvent)
 #: Made once: `json.dumps` with options makes one each time, which doubles the cost of an event.

@@ -119,6 +119,8 @@ class JobInfo(_Lenient):
     """When the first worker took it up."""
     worker: str | None = None
     """The worker that runs it."""
+    last_seq: int | None = None
+    """Of its latest event; None without events, be it not yet or no more."""
     priority: int = 5
     cancel_requested: bool = False
     metadata: dict[str, Any] = Field(default_factory=dict)
