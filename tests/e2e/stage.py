@@ -92,7 +92,7 @@ class Stage:
         command = [
             sys.executable,
             "-m",
-            "celery_llama.cli.commands",
+            "celery_llama.cli",
             "--redis-url",
             self.server.url,
             "--namespace",

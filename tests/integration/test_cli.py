@@ -337,7 +337,7 @@ def test_a_terminal_is_not_given_what_it_would_obey(command: Command, monkeypatc
 
 
 def process(environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-W", "error", "-m", "celery_llama.cli.commands", *arguments]
+    command = [sys.executable, "-W", "error", "-m", "celery_llama.cli", *arguments]
     return subprocess.Popen(
         command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -227,7 +227,3 @@ def retry(ctx: click.Context, job: str) -> None:
     """Run a failed job again, under the same id."""
     _client(ctx).job(job).retry()
     output(ctx).line({"id": job, "outcome": "queued"}, "queued")
-
-
-if __name__ == "__main__":
-    main()
