@@ -192,7 +192,9 @@ def test_a_failed_job_raises_is_listed_and_runs_again(run: Run, hand: Hand) -> N
             await job.result()
         assert [info.id for info in await client.failed()] == [job.id]
         await job.retry()
-        assert await job.cancel() == "closed"
+        assert await client.cancel_queued({"other": "metadata"}) == 0
+        assert await client.cancel_queued() == 1
+        assert await job.cancel() == "ended"
         assert (await job.result()).status == "cancelled"
 
     run(body)

@@ -166,6 +166,29 @@ def test_a_cancelled_job_is_exit_code_1(command: Command, client: Client) -> Non
         assert (result.exit_code, result.stdout, result.stderr) == (1, "", "cancelled\n")
 
 
+def test_all_jobs_that_wait_may_be_cancelled_at_once(command: Command, client: Client) -> None:
+    jobs = [client.submit("x", metadata={"run": run, "tenant": "a"}) for run in ("1", "2", "2")]
+
+    assert command("cancel", "--queued", "--metadata", "run=2", "--metadata", "tenant=a").stdout == "2 cancelled\n"
+    assert [job.status().status for job in jobs] == ["queued", "cancelled", "cancelled"]
+    assert lines(command("cancel", "--queued", "--json")) == [{"cancelled": 1}]
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["job", "--queued"], ["job", "--metadata", "a=b"], ["--queued", "--metadata", "a"]], ids=str
+)
+def test_what_to_cancel_is_said_in_one_way(command: Command, arguments: list[str]) -> None:
+    assert command("cancel", *arguments).exit_code == 2
+
+
+def test_who_does_not_wait_is_told_at_once_that_there_is_no_worker(command: Command, names: Names, hand: Hand) -> None:
+    alone = command("submit", "x", "--detach")
+    assert alone.stderr == f"queued; no worker of namespace '{names.namespace}' is alive\n"
+    assert command("submit", "x", "--detach", "--json").stderr == ""
+    hand.vouch()
+    assert command("submit", "x", "--detach").stderr == ""
+
+
 @pytest.mark.parametrize(
     ("reason", "words"), [("length", "length: max_tokens, or its slot is full"), ("timeout", "timeout")]
 )

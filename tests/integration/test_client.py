@@ -430,6 +430,31 @@ def test_the_workers_hear_of_the_wish_to_cancel(client: Client, hand: Hand, conn
     assert job.status().cancel_requested
 
 
+def test_all_that_waits_is_cancelled_and_nothing_else(client: Client, hand: Hand) -> None:
+    begun, ended, *waiting = [client.submit("x", metadata={"run": str(number % 2)}) for number in range(6)]
+    for job in (begun, ended):
+        hand.claim(job.id)
+    hand.finish(ended.id, "x", seq=1)
+    hand.connection.zadd(hand.ledger.names.open, {"no id": 1, "expired": 1})
+    hand.connection.set(hand.ledger.names.job("expired"), "somebody else's")
+
+    assert client.cancel_queued({"run": "0"}) == 2
+    assert [job.status().status for job in waiting] == ["cancelled", "queued"] * 2
+    assert client.cancel_queued({"run": "0"}) == client.cancel_queued({"run": "1", "more": "1"}) == 0
+    assert client.cancel_queued() == 2
+    assert [job.result().status for job in waiting] == ["cancelled"] * 4
+    assert (begun.status().status, begun.status().cancel_requested) == ("running", False)
+    assert ended.status().status == "completed"
+
+
+def test_a_queue_of_any_length_is_emptied(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery_llama.client.many.PAGE_JOBS", 10)
+    jobs = [client.submit("x") for _ in range(300)]  # more than Redis keeps in one piece, which it never pages
+
+    assert client.cancel_queued() == 300
+    assert {job.status().status for job in jobs} == {"cancelled"}
+
+
 # the server
 
 

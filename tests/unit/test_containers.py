@@ -23,6 +23,7 @@ from celery_llama_worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -98,6 +99,14 @@ def test_every_command_exists_and_takes_its_arguments(line: str) -> None:
 def test_a_command_that_does_not_exist_would_be_noticed() -> None:
     assert asked_for_help(["celery-llama-worker", "start", "--no-such-option"]).returncode == 2
     assert asked_for_help(["celery-llama-worker", "begin"]).returncode == 2
+
+
+def test_a_flower_is_for_this_machine_or_has_a_password() -> None:
+    documented = re.findall(r"^.*celery -A celery_llama.celery_app flower(.*)$", OPERATIONS, re.MULTILINE)
+
+    assert documented
+    assert all("--address=127.0.0.1" in options or "--basic_auth=" in options for options in documented)
+    assert all(port.startswith("127.0.0.1:") for port in COMPOSE["services"]["flower"]["ports"])
 
 
 def test_every_variable_is_a_setting() -> None:

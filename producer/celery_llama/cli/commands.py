@@ -17,7 +17,7 @@ import click
 import redis
 from pydantic import ValidationError
 
-from celery_llama.cli.fields import job_fields, read_prompt
+from celery_llama.cli.fields import job_fields, metadata_of, read_prompt
 from celery_llama.cli.output import Output
 from celery_llama.client.client import Client, JobHandle
 from celery_llama.protocol.errors import CeleryLlamaError, JobFailed, ResultTimeout, ServerUnreachable
@@ -135,21 +135,29 @@ def submit(ctx: click.Context, prompt: str | None, detach: bool, **options: Any)
     job = _client(ctx).submit(**job_fields(read_prompt(prompt), **options))
     if detach:
         output(ctx).line({"id": job.id}, job.id)
+        _say_if_alone(ctx)
     else:
         _follow(ctx, job, _attended(ctx, job), after=0)
 
 
 def _attended(ctx: click.Context, job: JobHandle) -> Iterator[Event]:
     """The job's events; where none comes soon, says so if there is nobody to write them."""
-    client, seen = _client(ctx), 0
+    seen = 0
     try:
         for event in job.stream(timeout=LONELY_SECONDS):
             seen = event.seq
             yield event
     except ResultTimeout:
-        if seen == 0 and not client.has_worker():
-            output(ctx).note(f"queued; no worker of namespace {client.settings.namespace!r} is alive")
+        if seen == 0:
+            _say_if_alone(ctx)
         yield from job.stream(after=seen)
+
+
+def _say_if_alone(ctx: click.Context) -> None:
+    """Say that nobody takes jobs, if so."""
+    client = _client(ctx)
+    if not client.has_worker():
+        output(ctx).note(f"queued; no worker of namespace {client.settings.namespace!r} is alive")
 
 
 @command
@@ -213,9 +221,17 @@ def status(ctx: click.Context, job: str | None, failed: bool) -> None:
 
 
 @command
-@click.argument("job")
-def cancel(ctx: click.Context, job: str) -> None:
-    """End a job, keeping what it has written."""
+@click.argument("job", required=False)
+@click.option("--queued", is_flag=True, help="All jobs that no worker has taken up yet.")
+@click.option("--metadata", multiple=True, metavar="KEY=VALUE", help="Only those with this; may be repeated.")
+def cancel(ctx: click.Context, job: str | None, queued: bool, metadata: tuple[str, ...]) -> None:
+    """End a job, keeping what it has written, or all jobs that wait."""
+    if (job is None) != queued or (metadata and not queued):
+        raise click.UsageError("give either a job, or --queued and what its metadata must have")
+    if job is None:
+        cancelled = _client(ctx).cancel_queued(metadata_of(metadata))
+        output(ctx).line({"cancelled": cancelled}, f"{cancelled} cancelled")
+        return
     outcome = _client(ctx).job(job).cancel()
     words = {"closed": "cancelled", "requested": "its worker was asked to cancel it", "ended": "it had ended before"}
     output(ctx).line({"id": job, "outcome": outcome}, words[outcome])

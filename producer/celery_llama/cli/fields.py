@@ -1,9 +1,10 @@
-"""What `celery-llama submit` was given, as the fields of a job. Main thread."""
+"""What the command was given, as the fields of a job. Main thread."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import IO, Any
 
 import click
@@ -37,3 +38,11 @@ def job_fields(
     if system is None:
         return {"prompt": prompt, **fields}
     return {"messages": [{"role": "system", "content": system}, {"role": "user", "content": prompt}], **fields}
+
+
+def metadata_of(given: Sequence[str]) -> dict[str, str]:
+    """The metadata that was given as KEY=VALUE."""
+    pairs = [text.partition("=") for text in given]
+    if not all(key and equals for key, equals, _ in pairs):
+        raise click.UsageError("--metadata: KEY=VALUE")
+    return {key: value for key, _, value in pairs}

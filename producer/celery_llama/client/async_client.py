@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
@@ -12,7 +12,7 @@ import redis
 import redis.asyncio
 import redis.asyncio.client
 
-from celery_llama.client import flows
+from celery_llama.client import flows, many
 from celery_llama.client.async_stream import AsyncEventStream
 from celery_llama.client.connection import connect_async, reachable
 from celery_llama.client.flows import CancelOutcome, Model
@@ -25,11 +25,13 @@ from celery_llama.client.steps import (
     Step,
     Subscribe,
     TellWorkers,
+    Together,
     Waiting,
     check_confirmation,
     message_data,
 )
 from celery_llama.ledger.operation import Operation
+from celery_llama.ledger.pipeline import call_together_async
 from celery_llama.ledger.queries import Query, ask_async
 from celery_llama.ledger.scripts import execute_async
 from celery_llama.protocol.embedding import EmbedJob
@@ -88,6 +90,13 @@ class AsyncClient:
     async def failed(self, limit: int = 100) -> list[JobInfo]:
         """List the jobs that failed and may be run again, the latest first. Raises ServerUnreachable."""
         return await self._run(flows.failed(self.settings.names, limit))
+
+    async def cancel_queued(self, metadata: Mapping[str, str] | None = None) -> int:
+        """Cancel the jobs that no worker has taken up yet, all or those with this metadata; returns how many.
+
+        Jobs that were sent without our client are not known before a worker takes them up. Raises ServerUnreachable.
+        """
+        return await self._run(many.cancel_queued(self.settings, metadata or {}))
 
     async def has_worker(self) -> bool:
         """Whether a worker of the namespace is alive, or was within the last lease. Raises ServerUnreachable."""
@@ -211,6 +220,8 @@ class _Line:
                 return await execute_async(self._connection, step)
             case Query():
                 return await ask_async(self._connection, step)
+            case Together():
+                return await call_together_async(self._connection, step.calls)
             case Subscribe():
                 return await self._subscribe(step.channel)
             case Listen():

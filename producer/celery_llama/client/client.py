@@ -5,7 +5,7 @@ What to do is decided in flows.py; here it is done, with blocking calls.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
@@ -13,7 +13,7 @@ from typing import Any, Generic, Self, TypeVar, Unpack, overload
 import redis
 import redis.client
 
-from celery_llama.client import flows
+from celery_llama.client import flows, many
 from celery_llama.client.connection import connect, reachable
 from celery_llama.client.flows import CancelOutcome, Model
 from celery_llama.client.messenger import Messenger
@@ -25,11 +25,13 @@ from celery_llama.client.steps import (
     Step,
     Subscribe,
     TellWorkers,
+    Together,
     Waiting,
     check_confirmation,
     message_data,
 )
 from celery_llama.ledger.operation import Operation
+from celery_llama.ledger.pipeline import call_together
 from celery_llama.ledger.queries import Query, ask
 from celery_llama.ledger.scripts import execute
 from celery_llama.protocol.embedding import EmbedJob
@@ -86,6 +88,13 @@ class Client:
     def failed(self, limit: int = 100) -> list[JobInfo]:
         """List the jobs that failed and may be run again, the latest first. Raises ServerUnreachable."""
         return self._run(flows.failed(self.settings.names, limit))
+
+    def cancel_queued(self, metadata: Mapping[str, str] | None = None) -> int:
+        """Cancel the jobs that no worker has taken up yet, all or those with this metadata; returns how many.
+
+        Jobs that were sent without our client are not known before a worker takes them up. Raises ServerUnreachable.
+        """
+        return self._run(many.cancel_queued(self.settings, metadata or {}))
 
     def has_worker(self) -> bool:
         """Whether a worker of the namespace is alive, or was within the last lease. Raises ServerUnreachable."""
@@ -209,6 +218,8 @@ class _Line:
                 return execute(self._connection, step)
             case Query():
                 return ask(self._connection, step)
+            case Together():
+                return call_together(self._connection, step.calls)
             case Subscribe():
                 return self._subscribe(step.channel)
             case Listen():

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import redis
 
-from celery_llama.ledger.operation import Operation
-from celery_llama.ledger.queries import Query
+from celery_llama.ledger.pipeline import Call
 from celery_llama.protocol.errors import ResultTimeout
 from celery_llama.protocol.events import AnyEvent, Heartbeat
 
@@ -21,8 +20,6 @@ IDLE_SECONDS = 15.0
 PATIENCE_SECONDS = 30.0
 #: How long the server may take to confirm a subscription.
 CONFIRMATION_SECONDS = 10.0
-
-
 #: In place of a message.
 MISSED = b""
 
@@ -57,8 +54,15 @@ class Listen:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Make these calls in one round trip; the reply has their answers in their order, errors among them."""
+
+    calls: Sequence[Call]
+
+
 #: An event among the steps is for the reader.
-Step = Operation[Any] | Query[Any] | Publish | TellWorkers | Subscribe | Listen | AnyEvent | Heartbeat
+Step = Call | Together | Publish | TellWorkers | Subscribe | Listen | AnyEvent | Heartbeat
 T = TypeVar("T")
 Flow = Generator[Step, Any, T]
 

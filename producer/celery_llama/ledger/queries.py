@@ -143,6 +143,28 @@ def last_seq(names: Names, job_id: str) -> Query[int | None]:
     return Query(["XREVRANGE", names.events(job_id), "+", "-", "COUNT", 1], parse)
 
 
+@dataclass(frozen=True, slots=True)
+class OpenJobs:
+    """A page of the open jobs; `cursor` is where the next one begins, 0 after the last."""
+
+    cursor: int
+    job_ids: Sequence[str]
+
+
+def open_jobs(names: Names, cursor: int, count: int) -> Query[OpenJobs]:
+    """A page of about `count` jobs that have not ended, or of whose end Celery has not been told, in no order.
+
+    Begins with cursor 0. Who is there from the first page to the last is on one of them, perhaps on two.
+    """
+
+    def parse(reply: tuple[bytes | int, Sequence[bytes | tuple[bytes, float]]]) -> OpenJobs:
+        following, members = reply
+        ids = [member[0] if isinstance(member, tuple) else member for member in members]
+        return OpenJobs(int(following), [job_id.decode(errors="replace") for job_id in dict.fromkeys(ids)])
+
+    return Query(["ZSCAN", names.open, cursor, "COUNT", count], parse)
+
+
 def failed_jobs(names: Names, limit: int) -> Query[list[str]]:
     """The ids of the jobs that failed, the latest first."""
     return Query(
