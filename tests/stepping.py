@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from celery_llama.protocol.results import JobError
 from celery_llama_worker.engine.detokenizer import Detokenizer
-from celery_llama_worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text
+from celery_llama_worker.engine.outputs import Began, Departed, Ended, EndReason, Output, Read, Text
 from celery_llama_worker.engine.pace import UNKNOWN, Speed
 from celery_llama_worker.engine.plan import Adapters, Engine, Limits, Piece, Plan
 from celery_llama_worker.engine.scheduling.scheduler import GenerateScheduler
@@ -65,6 +65,7 @@ class Said:
     reasons: dict[int, str] = field(default_factory=dict)
     began: list[Began] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
+    departed: int = 0
     end: Ended | None = None
 
     def take(self, output: Output) -> None:
@@ -76,6 +77,8 @@ class Said:
                 self.began.append(output)
             case Read():
                 self.reads.append(output)
+            case Departed():
+                self.departed += 1
             case Text():
                 assert output.choice not in self.reasons
                 self.texts[output.choice] = self.texts.get(output.choice, "") + output.text

@@ -15,7 +15,7 @@ from celery_llama.protocol.delivered import delivered
 from celery_llama.protocol.events import Failed, Finished, Progress, Started, Token, parse_event
 from celery_llama.protocol.results import FinishReason, JobError, Result
 from celery_llama_worker.bookkeeping.transcript import Transcript
-from celery_llama_worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text
+from celery_llama_worker.engine.outputs import Began, Departed, Ended, EndReason, Output, Read, Text
 from celery_llama_worker.engine.plan import Alternative, Sampled
 
 BEGAN = Began("job", 1, 4)
@@ -273,6 +273,15 @@ def test_an_attempt_that_was_killed_before_it_began_leaves_the_start_to_the_next
     second.resume(delivered([]))
 
     assert [event.type for event in written(second, Began("job", 2, 0))] == ["started"]
+
+
+@pytest.mark.parametrize("reproducible", [True, False])
+def test_a_text_that_departs_from_what_was_said_is_not_called_reproducible(reproducible: bool) -> None:
+    one = transcript(attempt=2)
+    one.describe(choices=1, prompt_tokens=9, seed=7, reproducible=reproducible, logprobs=False)
+
+    assert written(one, Departed("job", 2)) == []
+    assert end(one)[1].reproducible is False
 
 
 def test_choices_of_which_nothing_was_delivered_are_still_there() -> None:

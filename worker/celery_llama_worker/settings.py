@@ -74,6 +74,8 @@ class WorkerSettings(Settings):
     """Host memory for beginnings of prompts that lost their slot, in MiB; 0 keeps none."""
     gpu_layers: int = -1
     """Layers on the GPU; -1 is all of them."""
+    exact_resume: bool = False
+    """Whether a job that is taken up again decodes what was said as the first time, where output is reproducible."""
     probe_seconds: float = Field(default=60.0, ge=0)
     """How long a starting worker may take to find out whether output is reproducible; else it is said not to be."""
     threads: int = Field(default=0, ge=0)

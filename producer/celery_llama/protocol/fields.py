@@ -99,7 +99,7 @@ class GenerateFields(QueueFields, total=False):
     lora: Sequence[LoraAdapter | dict[str, Any]]
     """Which of the worker's LoRA adapters to apply."""
     reproducible: Literal["require"] | None
-    """`"require"`: the job runs so that its output does not depend on its neighbours, alone if it must."""
+    """`"require"`: its output depends neither on its neighbours, alone if it must, nor on a worker that dies."""
 
 
 class EmbedFields(QueueFields, total=False):

@@ -176,7 +176,7 @@ class GenerateJob(QueueOptions, SamplingOptions):
     lora: Annotated[list[LoraAdapter], Field(max_length=MAX_ADAPTERS)] = Field(default_factory=list)
     """Which of the worker's LoRA adapters to apply."""
     reproducible: Literal["require"] | None = None
-    """`"require"`: the job runs so that its output does not depend on its neighbours, alone if it must."""
+    """`"require"`: its output depends neither on its neighbours, alone if it must, nor on a worker that dies."""
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:

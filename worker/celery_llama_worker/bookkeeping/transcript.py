@@ -14,7 +14,7 @@ from celery_llama.ledger.ledger import Emission
 from celery_llama.protocol.delivered import Delivered
 from celery_llama.protocol.events import encode_event
 from celery_llama.protocol.results import Choice, EndStatus, FinishReason, Result, Timings, TokenLogprob, Usage
-from celery_llama_worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text, Vector
+from celery_llama_worker.engine.outputs import Began, Departed, Ended, EndReason, Output, Read, Text, Vector
 from celery_llama_worker.engine.plan import Sampled
 
 #: What ended a choice that the engine never saw, or did not see to its end.
@@ -105,6 +105,8 @@ class Transcript:
                 case Vector():
                     # nine digits are what tells two neighbours among such numbers apart
                     self.vectors.append([float(f"{value:.9g}") for value in output.values.tolist()])
+                case Departed():
+                    self.reproducible = False
                 case Ended():
                     pass
         self._flush(pending, events)

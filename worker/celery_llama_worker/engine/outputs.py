@@ -44,6 +44,14 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class Departed:
+    """What earlier attempts said was drawn again, and was something else here: so may be what follows."""
+
+    job_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class Vector:
     """The vector of one text of an embedding job, as the job wants it."""
 
@@ -63,4 +71,4 @@ class Ended:
     error: JobError | None = None
 
 
-Output = Began | Read | Text | Vector | Ended
+Output = Began | Read | Text | Departed | Vector | Ended

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from functools import partial
 
 from celery_llama.protocol.delivered import DeliveredChoice
 from celery_llama.protocol.errors import InvalidJob
@@ -12,6 +13,7 @@ from celery_llama.protocol.jobs import MAX_SEED, GenerateJob, LoraAdapter
 from celery_llama.protocol.kinds import Job
 from celery_llama_worker.engine.detokenizer import Detokenizer
 from celery_llama_worker.engine.llama.model import LlamaModel
+from celery_llama_worker.engine.llama.sampling import LlamaSampler
 from celery_llama_worker.engine.plan import Adapters
 from celery_llama_worker.engine.prepared import PreparedJob
 from celery_llama_worker.engine.preparing.prompt import PreparedPrompt, PromptBuilder
@@ -34,6 +36,7 @@ class GeneratePreparer:
         self._slots = settings.slots
         self._max_seconds = settings.max_job_seconds
         self._unified = settings.memory == "unified"
+        self._exact_resume = settings.exact_resume
         self.reproducible = reproducible
         self._reproducible_with_lora = reproducible_with_lora
         # A template repeats no message, but writes around each, and the shortest take more room there than in a body.
@@ -76,7 +79,8 @@ class GeneratePreparer:
             raise InvalidJob("this worker's memory is unified, so it cannot promise reproducible output")
         reproducible = self._reproducible_with_lora if adapters else self.reproducible
         exclusive = job.reproducible == "require" and not reproducible
-        sequences = self._choices(job, prepared, delivered, seed)
+        again = job.reproducible == "require" or (self._exact_resume and reproducible)
+        sequences = self._choices(job, prepared, delivered, seed, again=again)
         for sequence in sequences:
             for part in sequence.parts:
                 part.adapters = adapters
@@ -93,28 +97,49 @@ class GeneratePreparer:
         return tuple(sorted((adapter.name, adapter.scale) for adapter in wanted if adapter.scale))
 
     def _choices(
-        self, job: GenerateJob, prepared: PreparedPrompt, delivered: Mapping[int, DeliveredChoice], seed: int
+        self,
+        job: GenerateJob,
+        prepared: PreparedPrompt,
+        delivered: Mapping[int, DeliveredChoice],
+        seed: int,
+        *,
+        again: bool,
     ) -> list[Sequence]:
-        """All choices, or none: if one cannot be made, what the others hold in llama.cpp is freed."""
+        """All choices, or none: if one cannot be made, what the others hold in llama.cpp is freed.
+
+        What was delivered is decoded and drawn `again`, or read.
+        """
         with ExitStack() as undo:
-            sequences = [
-                self._sequence(job, prepared, choice, delivered.get(choice, DeliveredChoice()), seed, undo)
-                for choice in range(job.n)
-            ]
+
+            def make_sampler(choice: int, said_tokens: int) -> LlamaSampler:
+                # Choices must differ, and one that goes on after what was said must not draw its first numbers again.
+                own_seed = (seed + 1_000_003 * choice + 7_919 * said_tokens) % (MAX_SEED + 1)
+                sampler = self._prompts.sampler(job, prepared, own_seed)
+                undo.callback(sampler.close)
+                return sampler
+
+            sequences: list[Sequence] = []
+            for choice in range(job.n):
+                said = delivered.get(choice, DeliveredChoice())
+                sequences.append(self._sequence(job, prepared, choice, said, partial(make_sampler, choice)))
+                if again and said.tokens and sequences[-1].finish_reason is None:
+                    sequences[-1].redraw(make_sampler(choice, 0))
             undo.pop_all()
         return sequences
 
     def _sequence(
-        self, job: GenerateJob, prepared: PreparedPrompt, choice: int, said: DeliveredChoice, seed: int, undo: ExitStack
+        self,
+        job: GenerateJob,
+        prepared: PreparedPrompt,
+        choice: int,
+        said: DeliveredChoice,
+        make_sampler: Callable[[int], LlamaSampler],
     ) -> Sequence:
         """One choice; an earlier attempt's tokens are replayed, so that penalties, grammar and held text are there."""
         delivered = said.tokens
         if not all(0 <= token < self._model.n_vocab for token in delivered):
             raise OtherModel("the job was begun with another model: this one's vocabulary has not all of its tokens")
-        # Choices must differ, and a resumed one must not draw its first numbers again.
-        own_seed = (seed + 1_000_003 * choice + 7_919 * len(delivered)) % (MAX_SEED + 1)
-        sampler = self._prompts.sampler(job, prepared, own_seed)
-        undo.callback(sampler.close)
+        sampler = make_sampler(len(delivered))
         text = Detokenizer(prepared.stop)
         for token in delivered:
             sampler.accept(token)

@@ -115,7 +115,7 @@ class PartitionedMemory:
     def _choose(self, sequence: Sequence, *, share: bool) -> tuple[int, int]:
         """A free slot, and how many of its cells the sequence can keep."""
         if share:
-            match = self._cache.match(sequence.tokens, sequence.adapters)
+            match = self._cache.match(sequence.known, sequence.adapters)
             fitting = match.slots & self._free.keys()
             if match.tokens and fitting:
                 return min(fitting, key=lambda slot: (self._cache.held(slot), slot)), match.tokens
@@ -156,7 +156,7 @@ class PartitionedMemory:
         if not self._share or attempt.exclusive:
             return False
         assert sequence.slot is not None
-        match = self._cache.match(sequence.tokens, sequence.adapters)
+        match = self._cache.match(sequence.known, sequence.adapters)
         if match.tokens < sequence.fork_at:
             self._fork(attempt, sequence)
         if match.tokens > sequence.read:

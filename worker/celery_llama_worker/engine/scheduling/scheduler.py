@@ -12,9 +12,19 @@ import math
 from celery_llama.protocol.results import FinishReason, JobError
 from celery_llama_worker.engine.attempt import Attempts
 from celery_llama_worker.engine.counters import Counters
-from celery_llama_worker.engine.outputs import Began, Ended, EndReason, Output, Read, Text
+from celery_llama_worker.engine.outputs import Began, Departed, Ended, EndReason, Output, Read, Text
 from celery_llama_worker.engine.pace import UNKNOWN, Pace, Speed
-from celery_llama_worker.engine.plan import Adapters, Call, CallError, CallResult, Limits, Piece, Plan, Vocabulary
+from celery_llama_worker.engine.plan import (
+    Adapters,
+    Call,
+    CallError,
+    CallResult,
+    Limits,
+    Piece,
+    Plan,
+    Sampled,
+    Vocabulary,
+)
 from celery_llama_worker.engine.scheduling.calls import decode_calls, prefill_calls, with_fewest_switches
 from celery_llama_worker.engine.scheduling.sequence import Attempt, Sequence
 from celery_llama_worker.engine.scheduling.unified import make_memory
@@ -93,7 +103,10 @@ class GenerateScheduler:
     def tidy(self) -> None:
         """Free the samplers of sequences that have ended; between steps, since a plan's calls may still use them."""
         while self._retired:
-            self._retired.pop().sampler.close()
+            sequence = self._retired.pop()
+            sequence.sampler.close()
+            if sequence.spare is not None:
+                sequence.spare.close()
 
     @property
     def idle(self) -> bool:
@@ -137,7 +150,10 @@ class GenerateScheduler:
                 outputs += self.end(
                     attempt.job_id, "failed", JobError(code="engine_error", message=result.faults[piece.slot])
                 )
+            elif piece.slot in result.sampled and sequence.draws_again:
+                outputs += _compare(attempt, sequence, result.sampled[piece.slot])
             elif piece.slot in result.sampled:
+                sequence.redraws = False
                 self.counters.generated_tokens += 1
                 text = sequence.take(result.sampled[piece.slot], self._vocabulary, self._limits.cells_per_slot)
                 if text or sequence.finish_reason:
@@ -225,6 +241,9 @@ class GenerateScheduler:
                 owners.add(attempt.job_id)
                 sequence.suspect_until = piece.start + len(piece.tokens)
         if error.cells_lost:
+            for _, sequence in self._memory.running.values():
+                if sequence.read >= sequence.prompt_tokens:  # its sampler has begun to draw, and cannot begin anew
+                    sequence.stop_redrawing()
             self._memory.lose_cells()
         if len(owners) > 1:
             return []
@@ -242,6 +261,14 @@ class GenerateScheduler:
             self._retire(sequence)
         self._take_stock()
         return [Ended(attempt.job_id, attempt.number, reason, error)]
+
+
+def _compare(attempt: Attempt, sequence: Sequence, sampled: Sampled) -> list[Output]:
+    """What was drawn again has been said before; if it is something else, what was said holds."""
+    if sampled.token == sequence.tokens[sequence.read]:
+        return []
+    sequence.stop_redrawing()
+    return [Departed(attempt.job_id, attempt.number)]
 
 
 def _text(attempt: Attempt, sequence: Sequence, text: str) -> Text:

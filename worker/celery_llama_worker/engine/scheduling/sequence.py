@@ -63,11 +63,30 @@ class Sequence:
     finish_reason: FinishReason | None = None
     #: Tokens whose text is held back; they go out with the next text.
     held: list[Sampled] = field(default_factory=list)
+    #: What earlier attempts said is decoded and drawn as it was the first time, so that the rest will be the same, too.
+    redraws: bool = False
+    #: Goes on where drawing again gives something else: it has taken note of all that was said.
+    spare: Sampler | None = None
+
+    @property
+    def known(self) -> list[int]:
+        """Its tokens, as far as computing goes: one that draws again learns a token when it comes to it."""
+        return self.tokens[: self._horizon] if self.redraws else self.tokens
+
+    @property
+    def _horizon(self) -> int:
+        whole = len(self.tokens)
+        return max(self.prompt_tokens, min(self.read + 1, whole)) if self.redraws else whole
 
     @property
     def remaining(self) -> int:
-        """Tokens that have no cell yet."""
-        return len(self.tokens) - self.read
+        """Tokens that are known and have no cell yet."""
+        return self._horizon - self.read
+
+    @property
+    def draws_again(self) -> bool:
+        """Whether the token after its cells has been said by an earlier attempt."""
+        return self.redraws and self.read < len(self.tokens)
 
     @property
     def suspect(self) -> bool:
@@ -108,11 +127,11 @@ class Sequence:
         assert self.slot is not None
         # A pair samples from both prompts' logits, which must come from one call: so its last tokens are decode rows.
         paired = self.guide is not None or self.guided is not None
-        last = len(self.tokens) - (paired and self.remaining > 1)
+        last = self._horizon - (paired and self.remaining > 1)
         end = min((self.read // chunk_tokens + 1) * chunk_tokens, last)
         if self.read < self.fork_at:
             end = min(end, self.fork_at)
-        samples = end == len(self.tokens)
+        samples = end == self._horizon
         guide = None
         if samples and self.guide is not None and self.guide.slot is not None:
             guide = (self.guide.slot, self.guidance_scale)
@@ -135,6 +154,19 @@ class Sequence:
             text += self.text.finish()
             self.finish_reason = "stop" if self.text.stopped else "length"
         return text
+
+    def redraw(self, sampler: Sampler) -> None:
+        """Decode and draw again what earlier attempts said; `sampler` is as new."""
+        self.spare, self.sampler = self.sampler, sampler
+        for part in self.parts:
+            part.redraws = True
+
+    def stop_redrawing(self) -> None:
+        """Read from now on what earlier attempts said and has no cells yet."""
+        if self.redraws and self.spare is not None:
+            self.sampler, self.spare = self.spare, self.sampler
+        for part in self.parts:
+            part.redraws = False
 
     def release_held(self) -> list[Sampled]:
         """The tokens that go out with the text just released."""
@@ -168,4 +200,5 @@ class Attempt(JobAttempt):
         end = start + chunk_tokens
         if start < sequence.fork_at < end:
             return self.job_id, tuple(sequence.tokens[start : sequence.fork_at])
-        return tuple(sequence.tokens[start:end]) if end < len(sequence.tokens) else None
+        known = sequence.known
+        return tuple(known[start:end]) if end < len(known) else None
